@@ -1,0 +1,129 @@
+"""Commands that run something: explain, graph, emit, equiv, and those whose options are their function's own (bench, doctor, ..).
+
+Each is thin, imports what it calls when it is called, and exists only if what it calls does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import memkit
+from memkit.cli import Imports, Sets, Spec, load
+from memkit.specs.errors import KernelError, SpecError
+
+# command -> module whose `run` it is; `run`'s signature gives the options, its docstring the help, an int it returns the exit code
+OWN_OPTIONS = {"bench": "memkit.benchmark", "doctor": "memkit.doctor", "kernels": "memkit.kernels"}
+HELP = {
+    "bench": "Measure speed and memory.",
+    "doctor": "Say what works on this machine.",
+    "kernels": "List the fused kernels.",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands that can run and are not there yet."""
+    there = {command.name for command in app.registered_commands}
+    found: dict[str, Any] = {}
+    for face, name, command in (("explain", "explain", explain), ("visualize", "graph", graph), ("equivalent", "equiv", equiv)):
+        if face in memkit.__all__:
+            found[name] = command
+    for module, name, command in (("memkit.compiler.pipeline", "emit", emit), ("memkit.demo", "demo", demo)):
+        if find_spec(module) is not None:
+            found[name] = command
+    for name, command in found.items():
+        if name not in there:
+            app.command(name)(command)
+    for name, module in OWN_OPTIONS.items():
+        if find_spec(module) is not None and name not in there:
+            _add_own(app, name, module)
+
+
+def _add_own(app: typer.Typer, name: str, module: str) -> None:
+    """A command whose arguments go as they are to a parser made from `run`, once `module` is imported."""
+
+    def command(context: typer.Context) -> None:
+        inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        inner.command(help=HELP[name])(importlib.import_module(module).run)
+        code = inner(args=context.args, prog_name=f"memkit {name}", standalone_mode=False)
+        raise typer.Exit(code if isinstance(code, int) else 0)
+
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(name, help=HELP[name], context_settings=settings)(command)
+
+
+def explain(spec: Spec, sets: Sets = None, imports: Imports = None) -> None:
+    """Print the equation, what is inner and outer, the plan and why others refused, state and cost."""
+    typer.echo(memkit.explain(load(spec, sets, imports)))
+
+
+def graph(
+    spec: Spec,
+    view: Annotated[str, typer.Option(help="rule, plan or layer.")] = "rule",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File .svg, .pdf, .png or .dot; the DOT text is printed if none.")] = None,
+    sets: Sets = None,
+    imports: Imports = None,
+) -> None:
+    """Draw a spec."""
+    drawing = _face("visualize")(load(spec, sets, imports), view=view)
+    if out is None:
+        typer.echo(drawing.source)
+        return
+    import graphviz
+
+    try:
+        if out.suffix in (".dot", ".gv"):
+            out.write_text(drawing.source, encoding="utf-8")
+        else:
+            drawing.render(outfile=out, cleanup=True)
+    except graphviz.ExecutableNotFound:
+        raise KernelError("no Graphviz program `dot`", "Graphviz on the PATH", f"--out {out.with_suffix('.dot')}", "graph") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{out} cannot be written: {error}", "a file .svg, .pdf, .png or .dot", "", "--out") from None
+    typer.echo(f"{out}: written")
+
+
+def emit(
+    spec: Spec,
+    key_dim: Annotated[int, typer.Option(min=1, help="Width of keys, K.")] = 64,
+    value_dim: Annotated[int, typer.Option(min=1, help="Width of values, V.")] = 64,
+    plan: Annotated[str, typer.Option(help="auto, or a plan to pin.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, torch or triton.")] = "auto",
+    sets: Sets = None,
+    imports: Imports = None,
+) -> None:
+    """Print the code that a spec compiles to."""
+    rule = memkit.compile(load(spec, sets, imports), key_dim=key_dim, value_dim=value_dim, plan=plan, backend=backend)
+    typer.echo(rule.source)
+
+
+def equiv(
+    first: Annotated[str, typer.Argument(metavar="A", help="A preset, or a file .yaml.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="A preset, or a file .yaml.")],
+    imports: Imports = None,
+) -> None:
+    """Say whether two specs are the same layer; the exit code is 1 if they are not."""
+    result = _face("equivalent")(load(first, (), imports), load(second, (), imports))
+    typer.echo(str(result))
+    if not result:
+        raise typer.Exit(1)
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(min=0.1, help="Training time of each of the two models.")] = 60.0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for specs, weights, metrics, curve and sample.")] = Path("runs/demo"),
+    text: Annotated[Path | None, typer.Option(help="Text to train on, instead of Python's own help topics.")] = None,
+    seed: Annotated[int, typer.Option(help="Of starts and batches.")] = 0,
+) -> None:
+    """Explain atlas, check it against the token loop, and train a small model with it on real text."""
+    from memkit.demo import run_demo
+
+    raise typer.Exit(run_demo(seconds, out, text=text, seed=seed))
+
+
+def _face(name: str) -> Any:
+    return getattr(memkit, name)

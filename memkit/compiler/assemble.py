@@ -1,0 +1,124 @@
+"""The emitted module: constants, runtime helpers, the emitted functions, their autograd.Function, and `run`. It needs torch alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+
+from . import ir, runtime, runtime_span
+from .autodiff import backward
+from .build import Equations
+from .emit_torch import emit_module
+from .ir import Graph
+from .passes import BACKWARD
+
+FUNCTION = '''
+class {title}(torch.autograd.Function):
+    """{name} with its emitted backward, which recomputes a chunk's inside from the states saved at its start."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs):
+        return {name}_saving(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, outputs):
+        ctx.save_for_backward(*inputs, *outputs[{results}:])
+        ctx.mark_non_differentiable(*outputs[{results}:])
+        ctx.set_materialize_grads(False)
+        ctx.shapes = [x.shape for x in outputs[:{results}]]
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = ctx.saved_tensors
+        inputs = saved[:{inputs}]
+        grads = [inputs[0].new_zeros(shape) if g is None else g for g, shape in zip(grads, ctx.shapes)]
+        if torch.is_grad_enabled():  # differentiated once more: let torch differentiate the forward's source
+            return again({name}, inputs, grads, ctx.needs_input_grad)
+        named = dict(zip({names}, (*saved, *grads)))
+        found = dict(zip({labels}, {name}_backward(*(named[n] for n in {wanted}))))
+        return tuple(found.get(n) for n in {params})
+
+
+def call_{name}(*inputs):
+    """{name}, through {title} where a gradient will be needed."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        return {title}.apply(*inputs)[:{results}]
+    return {name}(*inputs)
+'''
+
+
+def again(function, inputs, grads, needed):
+    """Gradients that can be differentiated once more."""
+    outputs = function(*inputs)
+    wanted = [x for x, need in zip(inputs, needed) if need]
+    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))  # noqa: F821
+    return tuple(next(found) if need else None for need in needed)
+
+
+RUN = '''
+def run(q, k, v, gates, params, state):
+    """The rule: q, k [B, T, H, K], v [B, T, H, V], gates and params by name, state a dict; returns y [B, T, H, V] and the state after."""
+    return {call}(RULE, q, k, v, gates, params, state)
+'''
+
+
+def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int) -> str:
+    """The source of the module that runs `graphs`: `chunks` and perhaps `resume`, or `step` and `history` for infinite features."""
+    functions: dict[str, Graph] = {}
+    classes = []
+    for name, graph in graphs.items():
+        params = [p.attrs["name"] for p in graph.params]
+        forward, back = backward(graph, params)
+        for step in BACKWARD:
+            back = step(back)
+        back = laid_out(back, {p.attrs["name"]: p.axes for p in graph.params})
+        functions |= {name: graph, f"{name}_saving": forward, f"{name}_backward": back}
+        classes.append(_function(name, graph, forward, back, params))
+    calls = [f"call_{name}" for name in graphs]
+    surround = [runtime.to_chunks, runtime.to_windows, runtime.from_chunks, runtime.pieces, runtime.in_sequence]
+    if "history" in graphs:
+        call, helpers = f"run_span, {', '.join(calls)}", [f for _, f in inspect.getmembers(runtime_span, inspect.isfunction) if f.__module__ == runtime_span.__name__]
+    else:
+        call, helpers = f"run_pieces, {', '.join([*calls, 'None'][:2])}", [runtime.run_pieces, runtime.pack]
+    run = RUN.replace("{call}(RULE", call.replace(", ", "(", 1) + ", RULE")
+    body = emit_module(functions, head="")
+    sources = [inspect.getsource(f) for f in (*surround, *helpers, again)]
+    parts = [_head(eq, plan, title, chunk), *sources, body, *classes, run]
+    return "\n\n".join(p.strip("\n") + "\n" for p in parts)
+
+
+def laid_out(back: Graph, axes: Mapping[str, tuple[str, ...]]) -> Graph:
+    """The backward graph with each gradient in the axes order of its parameter."""
+    return Graph(back.params, tuple(ir.in_order(r, axes[n]) for r, n in zip(back.results, back.labels, strict=True)), back.labels)
+
+
+def _function(name: str, graph: Graph, forward: Graph, back: Graph, params: Sequence[str]) -> str:
+    results = len(graph.results)
+    saved = list(forward.labels[results:])
+    grads = [f"grad_{label}" for label in forward.labels[:results]]
+    return FUNCTION.format(
+        title=name.capitalize(), name=name, results=results, inputs=len(params), names=(*params, *saved, *grads),
+        labels=tuple(back.labels), wanted=tuple(p.attrs["name"] for p in back.params), params=tuple(params),
+    )
+
+
+def _head(eq: Equations, plan: str, title: str, chunk: int) -> str:
+    spec = eq.rule.spec
+    gates = [n for n in spec.roles() if n not in eq.rule.constants or (n == "window_gate" and eq.window > 1)]
+    params = {n: tuple(eq.sizes[a] for a in axes) for n, axes in zip(eq.rule.init_params(), eq.params.values(), strict=True)}
+    rule = {
+        "window": eq.window, "chunk": chunk, "semantic": eq.grad_at == "chunk", "gates": tuple(gates),
+        "widest": max(chunk + eq.window - 1, *eq.sizes.values()), "weights": tuple(n for n in eq.weights if n not in eq.infinite), "slots": eq.slots, "params": params,
+    }
+    if eq.infinite:
+        rule |= {"infinite": {n: eq.sizes[eq.weights[n][0]] for n in eq.infinite}, "scales": 3 if eq.slots else 1}
+    sizes = ", ".join(f"{axis}={size}" for axis, size in eq.sizes.items())
+    rows = [
+        f'"""{title}: plan {plan}, {sizes}.', "",
+        "Axes: n chunks, g = batch * heads, t tokens of a chunk, s the same with the window's tokens in front; widths above.", '"""',
+        "", "import torch", "from torch import Tensor", "", f"BLOCK = {runtime_span.BLOCK}" if eq.infinite else f"SEGMENT = {runtime.SEGMENT}", "RULE = {",
+        *(f"    {key!r}: {value!r}," for key, value in rule.items()), "}",
+    ]
+    return "\n".join(rows)

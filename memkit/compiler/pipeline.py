@@ -1,0 +1,134 @@
+"""The whole compiler on one screen: spec -> equations -> facts -> plan -> graph -> passes -> source -> rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from memkit.specs.errors import KernelError
+from memkit.specs.layer import LayerSpec
+from memkit.specs.rule import Rule
+from memkit.specs.state import MemoryState, Span
+
+from .assemble import module_source
+from .build import Equations, build
+from .emit_torch import compile_source
+from .facts import Facts, facts
+from .ir import Graph
+from .passes import FORWARD
+from .plans import PLANS, Choice, choose
+from .verify import check
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Every graph of one compilation, by the name of the step that made it; each was verified."""
+
+    graphs: tuple[tuple[str, Graph], ...]
+
+    def run(self, *passes: Callable[[Graph], Graph]) -> Stages:
+        graphs = list(self.graphs)
+        for step in passes:
+            graph = step(graphs[-1][1])
+            check(graph, "tensor")
+            graphs.append((step.__name__, graph))
+        return Stages(tuple(graphs))
+
+    @property
+    def last(self) -> Graph:
+        return self.graphs[-1][1]
+
+    def after(self, name: str) -> Graph:
+        """The graph after a step; KeyError for a step that did not run."""
+        return dict(self.graphs)[name]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Everything one compilation found: equations, facts, the plan, the graphs and the source that runs."""
+
+    equations: Equations
+    facts: Facts
+    choice: Choice
+    graphs: dict[str, Stages]
+    chunk: int
+    source: str
+
+
+def compile_spec(rule: Rule, plan: str = "auto") -> Compiled:
+    """The pipeline.
+
+    Raises:
+        SpecError: an equation that cannot be traced. PlanError: a pinned plan that refuses.
+    """
+    equations = build(rule)
+    known = facts(equations)
+    choice = choose(known, plan)
+    graphs = {name: lowered(graph) for name, graph in PLANS[choice.name].graphs(equations, known).items()}
+    chunk = rule.spec.update.chunk_size if known.grad_at == "chunk" else PLANS[choice.name].tile(known)
+    source = module_source(equations, choice.name, rule.spec.name, {name: s.last for name, s in graphs.items()}, chunk)
+    return Compiled(equations, known, choice, graphs, chunk, source)
+
+
+def lowered(graph: Graph) -> Stages:
+    check(graph, "tensor")
+    return Stages((("lower", graph),)).run(*FORWARD)
+
+
+class CompiledRule(Rule):
+    """A rule that runs emitted code. Same calls as `memkit.reference`; `plan`, `source` and `explain()` say what was chosen."""
+
+    def __init__(self, spec: LayerSpec, key_dim: int, value_dim: int, plan: str = "auto") -> None:
+        super().__init__(spec, key_dim, value_dim)
+        self.compiled = _compiled(spec, key_dim, value_dim, plan)
+        self.plan, self.source = self.compiled.choice.name, self.compiled.source
+        self._module = _module(self.source, spec.name)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState) -> tuple[Tensor, MemoryState]:
+        if self.spec.window.size > 1 and "window_gate" in self.constants:
+            shape = (*v.shape[:3], self.spec.window.size)
+            gates = {**gates, "window_gate": v.new_full((), self.constants["window_gate"]).expand(shape)}
+        y, after = self._module["run"](q, k, v, gates, params, state._asdict())
+        span = None if state.span is None else Span(*after["span"])
+        return y, MemoryState(**{**after, "span": span})
+
+    def explain(self) -> str:
+        """The plan, why the others refused, and the facts they were judged by."""
+        choice, known = self.compiled.choice, self.compiled.facts
+        rows = [f"plan: {choice.name}" + (" (pinned)" if choice.pinned else "")]
+        rows += [f"  not {name}: {why or 'accepts too, but comes later'}" for name, why in choice.refused]
+        rows.append(f"chunk: {self.compiled.chunk} tokens, " + ("part of the meaning" if known.grad_at == "chunk" else "no effect on results"))
+        return "\n".join(rows)
+
+
+_CACHE: dict[tuple[str, int, int, str], Compiled] = {}
+
+
+def _compiled(spec: LayerSpec, key_dim: int, value_dim: int, plan: str) -> Compiled:
+    key = (spec.model_dump_json(exclude={"name", "source", "layer"}), key_dim, value_dim, plan)
+    if key not in _CACHE:
+        _CACHE[key] = compile_spec(Rule(spec, key_dim, value_dim), plan)
+    return _CACHE[key]
+
+
+_MODULES: dict[str, dict] = {}
+
+
+def _module(source: str, name: str) -> dict:
+    if source not in _MODULES:
+        _MODULES[source] = compile_source(source, f"<memkit {name} {len(_MODULES)}>")
+    return _MODULES[source]
+
+
+def compile_rule(spec: LayerSpec, key_dim: int, value_dim: int, *, backend: str = "auto", plan: str = "auto") -> CompiledRule:
+    """A compiled rule at fixed widths.
+
+    Raises:
+        SpecError, PlanError: see `compile_spec`. KernelError: a backend that cannot run here.
+    """
+    if backend not in ("auto", "torch"):
+        raise KernelError(f"backend {backend!r}", "auto or torch", "", "backend")
+    return CompiledRule(spec, key_dim, value_dim, plan)
+

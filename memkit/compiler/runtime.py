@@ -1,0 +1,112 @@
+"""What surrounds the emitted functions: pieces of a sequence, layouts, state. Its source is copied into emitted files, so it needs torch alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SEGMENT = 1 << 18  # numbers in the widest intermediate of one call; larger ones leave the cache and touch fresh memory
+
+
+def to_chunks(x: Tensor, chunks: int) -> Tensor:
+    """[B, L, H, ..] -> [n, B * H, L / n, ..]; `chunks` 0 leaves the axis n away."""
+    batch, length, heads = x.shape[:3]
+    rest = x.shape[3:]
+    tail = tuple(range(4, 4 + len(rest)))
+    x = x.reshape(batch, max(chunks, 1), length // max(chunks, 1), heads, *rest).permute(1, 0, 3, 2, *tail)
+    x = x.reshape(x.shape[0], batch * heads, *x.shape[3:])
+    return x if chunks else x[0]
+
+
+def to_windows(x: Tensor, chunks: int, before: int) -> Tensor:
+    """[B, before + L, H, K] -> [n, B * H, before + L / n, K]: each chunk's tokens with the `before` tokens in front of them."""
+    if not before:
+        return to_chunks(x, chunks)
+    batch, length, heads, width = x.shape
+    size = (length - before) // max(chunks, 1)
+    x = x.unfold(1, size + before, size).permute(1, 0, 2, 4, 3)  # [n, B, H, size + before, K]
+    x = x.reshape(x.shape[0], batch * heads, size + before, width)
+    return x if chunks else x[0]
+
+
+def from_chunks(y: Tensor, batch: int, chunked: bool) -> Tensor:
+    """[n, B * H, C, V] -> [B, n * C, H, V]."""
+    y = y if chunked else y[None]
+    count, both, size, width = y.shape
+    return y.reshape(count, batch, both // batch, size, width).permute(1, 0, 3, 2, 4).reshape(batch, count * size, both // batch, width)
+
+
+def pieces(tokens: int, position: int, chunk: int, semantic: bool, most: int = 1) -> list[tuple[int, int, int]]:
+    """(start, stop, chunks) of each call: the rest of a chunk begun earlier (chunks 0), whole chunks, `most` at a time, then a short last chunk."""
+    found, start = [], 0
+    begun = position % chunk if semantic else 0
+    if begun:
+        stop = min(tokens, chunk - begun)
+        found.append((0, stop, 0))
+        start = stop
+    while tokens - start >= chunk:
+        whole = min((tokens - start) // chunk, most)
+        found.append((start, start + whole * chunk, whole))
+        start += whole * chunk
+    if start < tokens:
+        found.append((start, tokens, 1))
+    return found
+
+
+def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
+    """Run a rule over q, k [B, T, H, K] and v [B, T, H, V], piece by piece.
+
+    forward, resume: the emitted functions, over whole chunks and over the rest of a begun one. rule: names and sizes (dict RULE).
+    state: dict of weights, slots, anchor (name -> [B, H, out, in]), keys, values [B, c - 1, H, width] and position.
+    Returns y [B, T, H, V] and the state after the last token.
+    """
+    batch, tokens, heads = q.shape[:3]
+    before, position = rule["window"] - 1, state["position"]
+    keys, values = (torch.cat([state["keys"], k], 1), torch.cat([state["values"], v], 1)) if before else (k, v)
+    gates = {n: gates[n] for n in rule["gates"]}
+    if before:
+        gates["window_gate"] = in_sequence(gates["window_gate"], position)
+    elif "window_gate" in gates:
+        gates["window_gate"] = gates["window_gate"][..., 0]
+    carried = [w.reshape(-1, *w.shape[2:]) for w in (*state["weights"].values(), *(s for own in state["slots"].values() for s in own.values()))]
+    anchor = [w.reshape(-1, *w.shape[2:]) for w in state["anchor"].values()]
+    learned = [p.expand(heads, *shape).expand(batch, heads, *shape).reshape(-1, *shape) for p, shape in ((params[n], s) for n, s in rule["params"].items())]
+    outputs = []
+    most = max(1, SEGMENT // (batch * heads * rule["chunk"] * rule["widest"]))  # intermediates of one call stay in the cache
+    for start, stop, chunks in pieces(tokens, position, rule["chunk"], rule["semantic"], most):
+        sequences = [to_chunks(q[:, start:stop], chunks)]
+        sequences += [to_windows(x[:, start : stop + before], chunks, before) for x in (keys, values)]
+        sequences += [to_chunks(g[:, start:stop], chunks) for g in gates.values()]
+        if rule["semantic"] and chunks:
+            anchor = carried[: len(rule["weights"])]
+        call = forward if chunks else resume
+        y, *carried = call(*sequences, *carried, *([] if chunks else anchor), *learned)
+        outputs.append(from_chunks(y, batch, chunks > 0))
+        if rule["semantic"] and (position + stop) % rule["chunk"] == 0:
+            anchor = carried[: len(rule["weights"])]
+    return torch.cat(outputs, 1), pack(rule, state, carried, anchor, keys, values, tokens, batch, heads)
+
+
+def pack(rule, state, carried, anchor, keys, values, tokens, batch, heads):
+    """The state after a call, from the flat list of weights and slots."""
+    shaped = [w.reshape(batch, heads, *w.shape[1:]) for w in carried]
+    names, before = rule["weights"], rule["window"] - 1
+    slots = iter(shaped[len(names) :])
+    return {
+        "weights": dict(zip(names, shaped)),
+        "slots": {n: {s: next(slots) for s in rule["slots"]} for n in names},
+        "anchor": {n: a.reshape(batch, heads, *a.shape[1:]) for n, a in zip(names, anchor)} if rule["semantic"] else {},
+        "keys": keys[:, tokens:] if before else state["keys"],
+        "values": values[:, tokens:] if before else state["values"],
+        "position": state["position"] + tokens,
+    }
+
+
+def in_sequence(gate: Tensor, position: int) -> Tensor:
+    """Window gates [B, T, H, c] with the slots that lie before the sequence's start set to 0."""
+    tokens, size = gate.shape[1], gate.shape[-1]
+    if position >= size - 1:
+        return gate
+    token = torch.arange(position, position + tokens, device=gate.device)
+    slot = torch.arange(1 - size, 1, device=gate.device)
+    return torch.where((token[:, None] + slot >= 0)[:, None, :], gate, torch.zeros((), dtype=gate.dtype, device=gate.device))

@@ -1,0 +1,225 @@
+"""Rule: a spec at given widths, as a function of q, k, v, gates and weights. What every way of running a spec has in common.
+
+The token loop (`reference.py`) and the compiled forms subclass it; checks, defaults and the layout of the state live here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .errors import ShapeError, SpecError
+from .gate import Number
+from .layer import LayerSpec
+from .state import MemoryState, Slots, Span, Weights
+
+Gates = Mapping[str, Tensor]
+
+
+class Rule:
+    """A spec at fixed key and value widths.
+
+    Args:
+        spec: the layer spec.
+        key_dim: K, width of a key. value_dim: V, width of a value.
+
+    Raises:
+        SpecError: where the spec has no meaning at these widths (a residual with K != V, features too wide).
+    """
+
+    plan: str = "loop"
+    source: str = ""
+
+    def __init__(self, spec: LayerSpec, key_dim: int, value_dim: int) -> None:
+        for name, size in (("key_dim", key_dim), ("value_dim", value_dim)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ShapeError(f"{name} = {size!r}", "a whole number >= 1", "", name)
+        self.spec, self.key_dim, self.value_dim = spec, key_dim, value_dim
+        if spec.memory.residual and key_dim != value_dim:
+            raise SpecError(
+                f"memory.residual: true with key_dim {key_dim} and value_dim {value_dim}",
+                "key_dim = value_dim, since the residual adds the raw key to a value",
+                "memory.residual: false, or equal widths", "memory.residual",
+            )
+        self.finite = spec.features.finite()
+        self.width = spec.features.width(key_dim) if self.finite else 0
+        if self.width > MAX_WIDTH:
+            raise SpecError(
+                f"features: {spec.features.kind} gives {self.width:,} features for key_dim {key_dim}",
+                f"at most {MAX_WIDTH:,}", "a lower degree or a smaller key_dim", "features",
+            )
+        self.infinite = () if self.finite else tuple(n for n, s in spec.memory.shapes(_PROBE, value_dim).items() if s[-1] == _PROBE)
+        self.shapes = {n: s for n, s in spec.memory.shapes(self.width, value_dim).items() if n not in self.infinite}
+        self.constants = {n: g.value for n, (_, g) in spec.roles().items() if isinstance(g, Number)}
+
+    @property
+    def gates(self) -> dict[str, tuple[int, ...]]:
+        """The gates a call needs and their shape beyond [B, T, H]; gates given as a number are not among them."""
+        return {n: self.spec.gate_shape(role, self.key_dim) for n, (role, g) in self.spec.roles().items() if g.given}
+
+    def init_weights(self, heads: int, *, generator: torch.Generator | None = None, dtype: torch.dtype | None = None) -> Weights:
+        """Fresh weights, name -> [H, out, in]; zeros where the spec's memory starts at zero. Infinite weights have no entry."""
+        dtype = dtype or torch.get_default_dtype()
+        zero = self.spec.memory.initial == "zero"
+        return {
+            n: torch.zeros((heads, *s), dtype=dtype) if zero else self.spec.memory.init((heads, *s), generator, dtype)
+            for n, s in self.shapes.items()
+        }
+
+    def init_params(self) -> dict[str, Tensor]:
+        """Learned scalars of the features and the memory's norm, dotted names, in the default dtype; {} if there are none."""
+        found = {f"features.{n}": p for n, p in self.spec.features.params().items()}
+        found |= {f"memory.{n}": p for n, p in self.spec.memory.params(self.value_dim).items()}
+        return {n: p.to(torch.get_default_dtype()) for n, p in found.items()}
+
+    def init_state(self, batch: int, weights: Weights, like: Tensor) -> MemoryState:
+        """The state before the first token: the given weights for every row of the batch, zero slots, an empty window."""
+        heads, c = like.shape[2], self.spec.window.size
+        start = {n: weights[n].to(like).expand(batch, *weights[n].shape) for n in self.shapes}
+        slots = {n: {s: t.to(w) for s, t in self.spec.optimizer.init(w).items()} for n, w in start.items()}
+        chunked = self.spec.update.grad_at == "chunk"
+        keys = like.new_zeros(batch, c - 1, heads, self.key_dim)
+        values = like.new_zeros(batch, c - 1, heads, self.value_dim)
+        return MemoryState(start, slots, dict(start) if chunked else {}, keys, values, 0, self._empty_span(batch, heads, like, chunked))
+
+    def _empty_span(self, batch: int, heads: int, like: Tensor, chunked: bool) -> Span | None:
+        if self.finite:
+            return None
+        outs = {n: s[0] for n, s in self.spec.memory.shapes(_PROBE, self.value_dim).items() if n in self.infinite}
+        empty = {n: like.new_zeros(batch, heads, out, 0) for n, out in outs.items()}
+        slots: Slots = {n: dict(self.spec.optimizer.init(w)) for n, w in empty.items()}
+        return Span(like.new_zeros(batch, 0, heads, self.key_dim), empty, slots, dict(empty) if chunked else {})
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: Gates, weights: Mapping[str, Tensor], params: Mapping[str, Tensor] | None = None,
+        state: MemoryState | None = None, *, debug: bool = False, check: bool = False,
+    ) -> tuple[Tensor, MemoryState]:
+        """Run the rule over a piece of a sequence.
+
+        Args:
+            q, k: [B, T, H, K]. v: [B, T, H, V].
+            gates: name -> [B, T, H, *shape] for every entry of `gates`; ranges as in the spec, 0 is a legal `retain`.
+            weights: name -> [H, out, in], shared by the batch; used when `state` is None.
+            params: learned scalars as `init_params` names them; None takes their start.
+            state: what an earlier call returned, or None for a fresh sequence.
+            debug: check that gates are finite and in range (costs a pass over them).
+            check: check outputs and states for non-finite values and name the first token and head.
+
+        Returns:
+            y [B, T, H, V] in v's dtype, and the state after the last token. Inside, everything is float32, or float64 if v is.
+
+        Raises:
+            ShapeError: tensors that do not fit, listing the sizes bound so far.
+        """
+        self._check_inputs(q, k, v, gates, weights, params, state)
+        if debug:
+            self._check_ranges(gates)
+        dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
+        qf, kf, vf = (t.to(dtype) for t in (q, k, v))
+        gf = {n: gates[n].to(dtype) for n in self.gates}
+        pf = {n: t.to(device=v.device, dtype=dtype) for n, t in (self.init_params() if params is None else params).items()}
+        state = self.init_state(v.shape[0], {n: w.to(dtype) for n, w in weights.items()}, vf) if state is None else _cast(state, dtype)
+        with torch.autocast(v.device.type, enabled=False):
+            y, after = self.run(qf, kf, vf, gf, pf, state)
+        if check:
+            self._check_finite(y, after, gf)
+        return y.to(v.dtype), after
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """The computation itself, on checked tensors of one dtype."""
+        raise NotImplementedError
+
+    def explain(self) -> str:
+        """What was chosen and why."""
+        return "plan: loop, one token after another"
+
+    def gate(self, gates: Mapping[str, Tensor], name: str) -> Tensor | float | None:
+        """A gate's values: given, constant, or None where the spec has no such gate."""
+        return gates[name] if name in gates else self.constants.get(name)
+
+    # ---- checks
+
+    def _check_inputs(self, q, k, v, gates, weights, params, state) -> None:
+        for name, t in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(t, Tensor) or t.dim() != 4 or not t.is_floating_point():
+                got = f"{t.dtype} {list(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+                raise ShapeError(got, "a floating tensor [B, T, H, width]", "", name)
+        batch, tokens, heads, _ = v.shape
+        bound = f"B={batch} T={tokens} H={heads} K={self.key_dim} V={self.value_dim}"
+        if tokens < 1 or batch < 1:
+            raise ShapeError(f"v {list(v.shape)}", "at least one token and one row", f"bound so far: {bound}", "v")
+        want = {"q": (q, (batch, tokens, heads, self.key_dim)), "k": (k, (batch, tokens, heads, self.key_dim))}
+        want["v"] = (v, (batch, tokens, heads, self.value_dim))
+        self._check_names("gates", gates, self.gates, bound)
+        for name, shape in self.gates.items():
+            want[f"gates.{name}"] = (gates[name], (batch, tokens, heads, *shape))
+        if state is None:
+            self._check_names("weights", weights, self.shapes, bound)
+            want |= {f"weights.{n}": (weights[n], (heads, *s)) for n, s in self.shapes.items()}
+        else:
+            want |= self._state_shapes(state, batch, heads)
+        if params is not None:
+            known = self.init_params()
+            self._check_names("params", params, known, bound)
+            for n, t in known.items():
+                if tuple(params[n].shape) not in (tuple(t.shape), (heads, *t.shape)):
+                    raise ShapeError(f"{list(params[n].shape)}", f"{list(t.shape)} or {[heads, *t.shape]} ({bound})", "", f"params.{n}")
+        for name, (t, shape) in want.items():
+            if not isinstance(t, Tensor) or tuple(t.shape) != shape:
+                got = f"{list(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+                raise ShapeError(got, f"{list(shape)} ({bound})", "", name)
+            if t.device != v.device:
+                raise ShapeError(f"{name} on {t.device}", f"every tensor on {v.device}, where v is", "", name)
+
+    def _check_names(self, what: str, given: Mapping[str, Tensor], known: Mapping[str, object], bound: str) -> None:
+        if not isinstance(given, Mapping) or set(given) != set(known):
+            got = sorted(given) if isinstance(given, Mapping) else type(given).__name__
+            raise ShapeError(f"{got}", f"{sorted(known)} ({bound})", "", what)
+
+    def _state_shapes(self, state: MemoryState, batch: int, heads: int) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        if not isinstance(state, MemoryState):
+            raise ShapeError(type(state).__name__, "the MemoryState an earlier call returned, or None", "", "state")
+        self._check_names("state.weights", state.weights, self.shapes, f"B={batch} H={heads}")
+        c = self.spec.window.size - 1
+        want = {f"state.weights.{n}": (state.weights[n], (batch, heads, *s)) for n, s in self.shapes.items()}
+        want["state.keys"] = (state.keys, (batch, c, heads, self.key_dim))
+        want["state.values"] = (state.values, (batch, c, heads, self.value_dim))
+        return want
+
+    def _check_ranges(self, gates: Gates) -> None:
+        roles = self.spec.roles()
+        for name in self.gates:
+            role, g = roles[name][0], gates[name].detach()
+            high = float("inf") if role.high is None else role.high
+            bad = ~((g >= role.low) & (g <= high) & torch.isfinite(g))
+            if bad.any():
+                at = [int(i) for i in bad.nonzero()[0]]
+                span = f"[{role.low:g}, {high:g}]" if role.high is not None else f"finite and >= {role.low:g}"
+                raise ShapeError(
+                    f"{name} = {g[tuple(at)].item():g} at batch {at[0]}, token {at[1]}, head {at[2]}", span,
+                    "pass the gate itself, not its logarithm or logit", f"gates.{name}",
+                )
+
+    def _check_finite(self, y: Tensor, state: MemoryState, gates: Gates) -> None:
+        bad = ~torch.isfinite(y.detach())
+        found = bad.nonzero()
+        if not len(found) and all(bool(torch.isfinite(w).all()) for w in state.weights.values()):
+            return
+        if not len(found):
+            raise ShapeError("a non-finite memory after the last token", "finite weights", "smaller step sizes or normalised keys", "state.weights")
+        b, t, h = (int(i) for i in found[found[:, 1].argmin()][:3])
+        values = ", ".join(f"{n} = {[round(x, 4) for x in g[b, t, h].flatten().tolist()[:8]]}" for n, g in gates.items())
+        raise ShapeError(
+            f"a non-finite output at batch {b}, token {t}, head {h}; gates there: {values or 'none'}",
+            "finite values", "normalise the keys (layer.key_norm: l2), smaller step sizes, retain below 1", "check",
+        )
+
+
+MAX_WIDTH = 200_000
+_PROBE = 1_000_003
+
+
+def _cast(state: MemoryState, dtype: torch.dtype) -> MemoryState:
+    return state.map(lambda t: t.to(dtype))

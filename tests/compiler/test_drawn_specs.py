@@ -1,0 +1,56 @@
+"""Hypothesis draws whole specs; the compiled rule equals the token loop in outputs, final state and every gradient.
+
+MEMKIT_DRAWN sets the number of specs, at random then; the default is the same few hundred in every run.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memkit.specs.reference import ReferenceRule
+from tests.compiler.agree import check, compiled, oracle_results
+from tests.strategies import Case, cases
+
+ASKED = int(os.environ.get("MEMKIT_DRAWN", "0"))
+SHARES = {"token": 90, "decayed": 60, "chunk": 120, "kernel": 50}  # specs of each sort, 320 in all
+
+
+def drawn(sort: str):
+    count = SHARES[sort] if not ASKED else ASKED * SHARES[sort] // sum(SHARES.values())
+    return settings(
+        max_examples=count, derandomize=not ASKED, deadline=None, database=None, print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )
+
+
+def agrees(case: Case) -> None:
+    oracle = ReferenceRule(case.spec, case.key_dim, case.value_dim)
+    rule = compiled(case.spec, case.key_dim, case.value_dim, case.tile)
+    check(rule, oracle_results(oracle, case.inputs(oracle), case.prefix), rule.plan)
+
+
+@drawn("token")
+@given(cases("token"))
+def test_gradients_at_every_token(case: Case) -> None:
+    agrees(case)
+
+
+@drawn("decayed")
+@given(cases("decayed"))
+def test_gradients_at_the_decayed_memory(case: Case) -> None:
+    agrees(case)
+
+
+@drawn("chunk")
+@given(cases("chunk"))
+def test_gradients_at_the_start_of_chunks(case: Case) -> None:
+    agrees(case)
+
+
+@drawn("kernel")
+@given(st.sampled_from(("token", "decayed", "chunk")).flatmap(lambda grad_at: cases(grad_at, finite=False)))
+def test_features_that_are_a_kernel(case: Case) -> None:
+    agrees(case)

@@ -1,0 +1,120 @@
+"""`explain` and `equation`: what they say is so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memkit.equations import equation_of
+from memkit.explain import equation, explain, flops_a_token, state_bytes
+from memkit.layers.memory_layer import MemoryLayer, load
+from memkit.specs.errors import SpecError
+from memkit.specs.gate import Number
+from memkit.specs.io import load_spec
+from memkit.specs.layer import LayerSpec
+from tests.cases import PRESETS, small
+
+ATLAS = """\
+phi(a).phi(b) = a0 + a1 a.b + a2 (a.b)^2, a_i learned from 1/i!
+M(x)          = x + W2 gelu(W1 phi(x))
+loss(p, v)    = 1/2 ||p - v||^2
+G_t           = sum_{i=t-7..t} window_gate_{t,i} grad_W loss(M(k_i; A_t), v_i)   A_t = W at the start of t's chunk of 64 tokens
+S_t           = momentum_t S_{t-1} - G_t
+U_t           = step_size_t NS5(S_t)
+W_t           = retain_t W_{t-1} + U_t
+y_t           = M(q_t; W_t)"""
+
+DELTANET = """\
+M(x)          = W x
+loss(p, v)    = 1/2 ||p - v||^2
+G_t           = grad_W loss(M(k_t; W_{t-1}), v_t)
+U_t           = -step_size_t G_t
+W_t           = W_{t-1} + U_t
+y_t           = M(q_t; W_t)"""
+
+
+def test_equations_word_by_word() -> None:
+    assert equation("atlas") == ATLAS
+    assert equation("deltanet") == equation(load("deltanet", dim=16)) == DELTANET
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"features": "elu1"}, "phi(x)        = elu(x) + 1"),
+        ({"features": {"kind": "elementwise", "degree": 3}}, "phi(x)        = x + x^2/2 + x^3/6, entry by entry"),
+        ({"features": {"kind": "polynomial", "degree": 3, "coefficients": "taylor"}}, "= 1 + a.b + 0.5 (a.b)^2 + 0.1667 (a.b)^3"),
+        ({"features": "exponential"}, "for W = W; no d at the start"),
+        ({"memory": {"kind": "mlp", "depth": 3, "activation": "silu", "norm": "layer"}}, "= LN(W3 silu(W2 silu(W1 x)))"),
+        ({"memory": "gated_mlp"}, "= W2 (gelu(W1 x) * W3 x)"),
+        ({"memory": {"kind": "chain", "steps": [{"linear": 1}, {"norm": "rms"}, {"skip": 1}]}}, "= (rms_norm(W1 x) + W1 x)"),
+        ({"bias": {"kind": "huber", "delta": 0.5}}, "sum_j huber(p_j - v_j), linear beyond 0.5"),
+        ({"bias": {"kind": "expression", "formula": "log(cosh(r))"}}, "sum_j log(cosh(r)), r = p_j - v_j"),
+        ({"bias": {"kind": "lq", "q": 1.5}}, "1/1.5 sum_j |p_j - v_j|^1.5"),
+        ({"retention": {"kind": "channel", "gate": "learned"}}, "W_t           = W_{t-1} diag(retain) + U_t"),
+        ({"retention": {"kind": "scalar", "gate": 0.9}}, "W_t           = 0.9 W_{t-1} + U_t"),
+        ({"retention": "scalar", "update.grad_at": "decayed"}, "loss(M(k_t; retain_t W_{t-1}), v_t)"),
+        ({"optimizer": {"kind": "momentum", "momentum": 0.5, "step_size": 1}}, "S_t           = 0.5 S_{t-1} - G_t"),
+        ({"optimizer": {"kind": "muon", "steps": 3, "step_size": 1}}, "U_t           = NS3(S_t)"),
+        ({"window.size": 4}, "sum_{i=t-3..t} grad_W loss(M(k_i; W_{t-1}), v_i)"),
+        ({"window": {"size": 4, "gate": "learned"}}, "sum_{i=t-3..t} window_gate_{i-t} grad_W"),
+        ({"update.read": "before"}, "y_t           = M(q_t; W_{t-1})"),
+    ],
+)
+def test_each_choice_shows(change: dict[str, object], line: str) -> None:
+    text = equation("deltanet", change)
+    assert line in text, text
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_explained(name: str) -> None:
+    text, spec = explain(name), load_spec(name)
+    assert text.startswith(name) and equation_of(spec).splitlines()[0] in text
+    assert text.isascii()
+    for gate, (_, kind) in spec.roles().items():
+        assert isinstance(kind, Number) or f"\n  {gate}" in text
+    for part in ("inner: the memory", "outer: learned", "read: after", "bytes a sequence", "FLOPs a token", "Deviations:", "plan: "):
+        assert part in text, part
+    assert max(map(len, text.splitlines())) <= 160
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_state_bytes_are_those_of_a_real_state(name: str) -> None:
+    layer = MemoryLayer(small(name), 8, 2)
+    _, state = layer(torch.randn(1, 3, 8))
+    held, grows = state_bytes(layer)
+    assert state.nbytes == held + 3 * grows
+    assert (grows > 0) == (not layer.rule.finite)
+
+
+def test_flops_by_hand() -> None:
+    layer = load("deltanet", dim=6, heads=2)  # K = V = 3
+    assert flops_a_token(layer) == {
+        "projections": 2 * (6 * 18 + 4 * 18 + 6 * 2 + 6 * 6 + 6 * 6),  # q k v, convolution, step size, output gate, output
+        "read": 2 * 9 * 2,
+        "gradient": 6 * 9 * 2,
+        "update": (4 + 2) * 9 * 2,
+        "features": 2 * 3 * 2,
+    }
+    muon = load("titans_linear", dim=6, heads=2, overrides={"optimizer": {"kind": "muon", "steps": 1}})
+    assert flops_a_token(muon)["update"] == ((4 + 2) * 9 + 4 * 27 + 2 * 27) * 2
+
+
+def test_sizes_and_overrides() -> None:
+    text = explain("deltanet", dim=32, heads=2, overrides={"window.size": 3})
+    assert "at dim 32, 2 heads, key_dim 16, value_dim 16" in text and "window: the last 3 tokens" in text
+    assert "9,216 more with every token" in explain("dot")
+    assert "no start is learned" in text
+    with pytest.raises(SpecError):
+        explain("deltanet", dim=30, heads=4)
+
+
+def test_a_component_that_says_nothing_is_named() -> None:
+    from memkit.specs.bias import AttentionalBias
+
+    class Quiet(AttentionalBias):
+        def loss(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return (prediction - target).sum()
+
+    Quiet.kind = "quiet"  # set late, so that the family does not list it
+    assert "loss(p, v)    = quiet(p, v)" in equation_of(LayerSpec(bias=Quiet()))
