@@ -29,7 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "deltanet": {},
 }
 SIZES: dict[str, Any] = {"dim": 64, "depth": 1, "heads": 8, "hidden": 128}
-BATCH, TOKENS, RATE = 16, 64, 1e-2
+BATCH, TOKENS, RATE = 8, 64, 1e-2
 HELD_OUT, EVALUATED = 0.1, (64, 128)  # share of the text; rows and bytes a row
 PROMPT = b"The "
 

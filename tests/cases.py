@@ -24,14 +24,20 @@ def spec_of(source: Any, overrides: Mapping[str, Any] | None = None) -> LayerSpe
 
 
 def small(source: Any, overrides: Mapping[str, Any] | None = None, *, chunk: int = 4, window: int = 3) -> LayerSpec:
-    """A preset cut down so that a few tokens cross chunks and windows: chunk size 4, window 3 where it has one, hidden width 2 V."""
-    spec = spec_of(source)
-    cut: dict[str, Any] = {"update.chunk_size": chunk}
-    if spec.window.size > 1:
+    """A preset cut down so that a few tokens cross chunks and windows: chunk size 4, window 3 where it has one, hidden width 2 V.
+
+    What `overrides` sets stays as it is.
+    """
+    spec = spec_of(source, overrides)
+    given = {path.split(".")[0] for path in overrides or {} if path in ("window", "window.size", "memory", "update", "update.chunk_size")}
+    cut: dict[str, Any] = {}
+    if "update" not in given:
+        cut["update.chunk_size"] = chunk
+    if "window" not in given and spec.window.size > 1:
         cut["window.size"] = window
-    if spec.memory.kind in DEEP:
+    if "memory" not in given and spec.memory.kind in DEEP:
         cut["memory.expansion"] = 2
-    return spec_of(spec, {**cut, **(overrides or {})})
+    return spec_of(spec, cut)
 
 
 def gates_given(spec: LayerSpec) -> LayerSpec:

@@ -51,9 +51,13 @@ def call_{name}(*inputs):
 
 def again(function, inputs, grads, needed):
     """Gradients that can be differentiated once more."""
-    outputs = function(*inputs)
     wanted = [x for x, need in zip(inputs, needed) if need]
-    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))  # noqa: F821
+
+    def of(*some):
+        rest = iter(some)
+        return function(*(next(rest) if need else x for x, need in zip(inputs, needed)))
+
+    found = iter(torch.func.vjp(of, *wanted)[1](tuple(grads)))  # noqa: F821
     return tuple(next(found) if need else None for need in needed)
 
 
@@ -77,16 +81,24 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         functions |= {name: graph, f"{name}_saving": forward, f"{name}_backward": back}
         classes.append(_function(name, graph, forward, back, params))
     calls = [f"call_{name}" for name in graphs]
-    surround = [runtime.to_chunks, runtime.to_windows, runtime.from_chunks, runtime.pieces, runtime.in_sequence]
+    surround = [runtime.to_chunks, runtime.to_windows, runtime.from_chunks, runtime.pieces, runtime.blocks, runtime.in_sequence, runtime.overlapping]
     if "history" in graphs:
         call, helpers = f"run_span, {', '.join(calls)}", [f for _, f in inspect.getmembers(runtime_span, inspect.isfunction) if f.__module__ == runtime_span.__name__]
     else:
-        call, helpers = f"run_pieces, {', '.join([*calls, 'None'][:2])}", [runtime.run_pieces, runtime.pack]
+        found = [f"call_{name}" if name in graphs else "None" for name in ("chunks", "resume")]
+        call, helpers = f"run_pieces, {', '.join(found)}", [runtime.run_pieces, runtime.pack]
     run = RUN.replace("{call}(RULE", call.replace(", ", "(", 1) + ", RULE")
     body = emit_module(functions, head="")
     sources = [inspect.getsource(f) for f in (*surround, *helpers, again)]
     parts = [_head(eq, plan, title, chunk), *sources, body, *classes, run]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts)
+
+
+def largest(eq: Equations, chunk: int) -> int:
+    """Numbers in the largest intermediate of one chunk and head: rows times the widest axis, or a whole weight."""
+    sizes = {n: s for n, s in eq.sizes.items() if not (eq.infinite and n == "f")}
+    rows = (chunk + eq.window - 1) * max(chunk + eq.window - 1, *sizes.values())
+    return max(rows, *(sizes[out] * sizes[into] for n, (out, into) in eq.weights.items() if n not in eq.infinite), 1)
 
 
 def laid_out(back: Graph, axes: Mapping[str, tuple[str, ...]]) -> Graph:
@@ -110,7 +122,7 @@ def _head(eq: Equations, plan: str, title: str, chunk: int) -> str:
     params = {n: tuple(eq.sizes[a] for a in axes) for n, axes in zip(eq.rule.init_params(), eq.params.values(), strict=True)}
     rule = {
         "window": eq.window, "chunk": chunk, "semantic": eq.grad_at == "chunk", "gates": tuple(gates),
-        "widest": max(chunk + eq.window - 1, *eq.sizes.values()), "weights": tuple(n for n in eq.weights if n not in eq.infinite), "slots": eq.slots, "params": params,
+        "numbers": largest(eq, chunk), "weights": tuple(n for n in eq.weights if n not in eq.infinite), "slots": eq.slots, "params": params,
     }
     if eq.infinite:
         rule |= {"infinite": {n: eq.sizes[eq.weights[n][0]] for n in eq.infinite}, "scales": 3 if eq.slots else 1}
@@ -118,7 +130,7 @@ def _head(eq: Equations, plan: str, title: str, chunk: int) -> str:
     rows = [
         f'"""{title}: plan {plan}, {sizes}.', "",
         "Axes: n chunks, g = batch * heads, t tokens of a chunk, s the same with the window's tokens in front; widths above.", '"""',
-        "", "import torch", "from torch import Tensor", "", f"BLOCK = {runtime_span.BLOCK}" if eq.infinite else f"SEGMENT = {runtime.SEGMENT}", "RULE = {",
+        "", "import torch", "from torch import Tensor", "", *([f"BLOCK = {runtime_span.BLOCK}"] if eq.infinite else [f"BLOCK = {runtime.BLOCK}", f"SEGMENT = {runtime.SEGMENT}"]), "RULE = {",
         *(f"    {key!r}: {value!r}," for key, value in rule.items()), "}",
     ]
     return "\n".join(rows)

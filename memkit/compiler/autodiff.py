@@ -296,12 +296,14 @@ def _scan(node: Node, found: Mapping[int, Node], wanted: Sequence[bool]) -> Cont
     assert node.body is not None
     body, k, m = saving(node.body), node.attrs["carries"], node.attrs["slices"]
     carried, given, sums, results = _body_back(body, k, m, found, wanted)
+    results, known = _reused(body, k, results)
     loop = node if node.attrs["save"] else node.replace(attrs={**node.attrs, "save": True})
     stacks = [ir.order_axes((node.attrs["axis"],), p.axes) for p in body.params[:k]]
     saved = [ir.get(loop, len(body.results) + i, axes) for i, axes in enumerate(stacks)]
     outer = dict(zip(body.params, (*saved, *node.args[k:]), strict=True)) | {p: found[i] for i, p in given.items()}
+    outer |= {p: ir.get(loop, i, ir.order_axes((node.attrs["axis"],), p.axes)) for i, p in known.items()}
     used = set(Graph((), tuple(results.values())).nodes())
-    sliced = [p for p in (*body.params[: k + m], *given.values()) if p in used]
+    sliced = [p for p in (*body.params[: k + m], *given.values(), *known.values()) if p in used]
     sliced = sliced or [*given.values(), *body.params[k : k + m]][:1]  # a loop needs one slice for its length
     consts = [p for p in body.params[k + m :] if p in used]
     starts = [found.get(i) or ir.expand(ZERO, node.args[i]) for i in carried]
@@ -313,6 +315,24 @@ def _scan(node: Node, found: Mapping[int, Node], wanted: Sequence[bool]) -> Cont
     )  # fmt: skip
     whose = dict(zip(results, ends, strict=True))
     return [whose.get(i) for i in range(len(node.args))]
+
+
+def _reused(body: Graph, carries: int, results: Mapping[Any, Node]) -> tuple[dict[Any, Node], dict[int, Node]]:
+    """The results with outputs of the forward loop read from their stacks, not computed again; and number -> slice."""
+    taken = {p.attrs["name"] for p in Graph((), tuple(results.values())).nodes() if p.op is Op.PARAM}
+    known: dict[Node, Node] = {}
+    slices: dict[int, Node] = {}
+    for i, output in enumerate(body.results[carries:], carries):
+        if output.op in (Op.PARAM, Op.CONST, Op.EXPAND) or output in known:
+            continue
+        name = next(f"kept{i}{'_' * n}" for n in range(len(taken) + 1) if f"kept{i}{'_' * n}" not in taken)
+        known[output] = slices[i] = ir.param(name, output.axes, output.where)
+    graph = ir.rebuild(Graph((), tuple(results.values())), lambda node, args: known.get(node) or _with_args(node, args))
+    return dict(zip(results, graph.results, strict=True)), slices
+
+
+def _with_args(node: Node, args: tuple[Node, ...]) -> Node:
+    return node if args == node.args else node.replace(args=args)
 
 
 RULES: Mapping[Op, Callable[[Node, Any, Sequence[bool]], Sequence[Any]]] = {

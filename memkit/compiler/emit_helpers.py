@@ -4,6 +4,7 @@ So each stands alone: torch and the other functions of this file, nothing else; 
 """
 
 import torch
+import torch._C._functorch
 
 
 def pad(x: torch.Tensor, dim: int, before: int, after: int, value: float = 0.0) -> torch.Tensor:
@@ -61,7 +62,9 @@ def overlap_add(x: torch.Tensor, dim: int, length: int, step: int) -> torch.Tens
     outer, inner = x.shape[dim - 1], x.shape[dim]
     parts = -(-inner // step)  # each holds `step` entries of every window, which lie side by side in the result
     x = pad(x, dim, 0, parts * step - inner).unflatten(dim, (parts, step))
-    out = sum(pad(x.select(dim - 1, i), dim - 1, i, parts - 1 - i) for i in range(parts))
+    out = pad(x.select(dim - 1, 0), dim - 1, 0, parts - 1)
+    for i in range(1, parts):
+        out = out + pad(x.select(dim - 1, i), dim - 1, i, parts - 1 - i)
     out = out.flatten(dim - 1, dim)
     return pad(out, dim, 0, length - (outer + parts - 1) * step)
 
@@ -96,9 +99,9 @@ def solve(lower: torch.Tensor, b: torch.Tensor, transpose: bool = False) -> torc
     if size <= block:
         inverse = unit_inverse(lower)
         return (inverse.mT if transpose else inverse) @ b
-    cuts = [*range(0, size, block), size]
     found: list[torch.Tensor] = []
-    for start, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for start in range(0, size, block):
+        end = min(start + block, size)
         if transpose:
             start, end = size - end, size - start
             coupling = lower[..., end:, start:end].mT

@@ -26,7 +26,7 @@ from memkit.compiler.emit_values import (
     number,
     permute,
 )
-from memkit.compiler.ir import GraphError, Node, Op
+from memkit.compiler.ir import Node, Op
 
 
 class Writer(Protocol):
@@ -76,7 +76,7 @@ def pointwise(w: Writer, node: Node, args: Sequence[Value]) -> Value:
         if fn not in ("add", "sub", "mul", "div"):
             args = [as_tensor(w, args[0]), *args[1:]]
         else:
-            return replace(infix(*INFIX[fn], *args, ()), kind="number")
+            return replace(infix(*INFIX[fn], args[0], args[1], ()), kind="number")
     taken = _take_product(fn, args)
     if taken is not None:
         return taken
@@ -98,7 +98,7 @@ def _ready(w: Writer, fn: str, args: Sequence[Value]) -> list[Value]:
 def _write(w: Writer, fn: str, args: list[Value], axes: Sequence[str]) -> Value:
     kinds = [a.kind for a in args]
     if fn in INFIX:
-        out = infix(*INFIX[fn], *args, axes)
+        out = infix(*INFIX[fn], args[0], args[1], axes)
         return replace(out, kind="bool") if fn in FLAGS else out
     if fn == "neg":
         return Value(f"-{args[0].bound(UNARY)}", tuple(axes), UNARY)
@@ -369,63 +369,3 @@ OPS: Mapping[Op, Callable[[Writer, Node, Sequence[Value]], Value]] = {
     Op.SOLVE: _solve,
     Op.MASKED_PRODUCT: _masked_product,
 }
-
-
-# ---- lengths without values
-
-
-def length_of(node: Node, axis: str) -> int | tuple[Node, str]:
-    """Where the length of an axis can be read without computing the node: a number, or an earlier node and its axis."""
-    attrs = node.attrs
-    while True:
-        op = node.op
-        known = _static(node, axis)
-        if known is not None:
-            return known
-        if op is Op.RENAME:
-            back = {new: old for old, new in attrs["names"].items()}
-            node, axis = node.args[0], back.get(axis, axis)
-        elif op is Op.DECAY:
-            node, axis = node.args[0], attrs["axis"] if axis == attrs["new"] else axis
-        elif op in (Op.PLACE, Op.FOLD) or (op is Op.SOLVE and axis in node.args[1].axes):
-            node = node.args[1]
-        elif op in PASSING or (op in STRUCTURAL and axis in node.args[0].axes and axis not in STRUCTURAL[op](attrs)):
-            node = next(a for a in node.args if axis in a.axes)
-        else:
-            return node, axis
-        attrs = node.attrs
-
-
-PASSING = (Op.POINTWISE, Op.EINSUM, Op.REDUCE, Op.EXPAND, Op.TRIL, Op.SHIFT)
-STRUCTURAL: Mapping[Op, Callable[[Mapping[str, Any]], tuple[str, ...]]] = {
-    Op.GATHER: lambda a: (a["new"],),
-    Op.SCATTER: lambda a: (a["new"],),
-    Op.BAND: lambda a: (a["new"],),
-    Op.UNBAND: lambda a: (a["slot"],),
-    Op.WINDOWS: lambda a: (a["outer"], a["inner"]),
-    Op.MERGE: lambda a: (a["new"],),
-    Op.SPLIT: lambda a: a["new"],
-    Op.SELECT: lambda a: (),
-}
-
-
-def _static(node: Node, axis: str) -> int | None:
-    attrs = node.attrs
-    if node.op is Op.GATHER and axis == attrs["new"]:
-        return len(attrs["index"])
-    if node.op is Op.SCATTER and axis == attrs["new"]:
-        return attrs["size"]
-    if node.op is Op.UNBAND and axis == attrs["slot"]:
-        return attrs["size"]
-    if node.op is Op.WINDOWS and axis == attrs["inner"]:
-        return attrs["size"]
-    if node.op is Op.SPLIT and axis == attrs["new"][1]:
-        return attrs["size"]
-    if node.op is Op.TENSOR:
-        values = attrs["values"]
-        for _ in range(node.axes.index(axis)):
-            values = values[0]
-        return len(values)
-    if node.op is Op.CONST:
-        raise GraphError(f"a constant has no axis {axis}")
-    return None

@@ -11,7 +11,10 @@ import inspect
 import itertools
 import keyword
 import linecache
+import re
+import sys
 import textwrap
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,9 +22,10 @@ from typing import Any, NamedTuple
 import torch
 
 from memkit.compiler import emit_helpers
-from memkit.compiler.emit_ops import OPS, as_tensor, length_of, slope_product
+from memkit.compiler.emit_ops import OPS, as_tensor, slope_product
 from memkit.compiler.emit_values import ATOM, Value, permute
 from memkit.compiler.ir import Graph, GraphError, Node, Op
+from memkit.compiler.lengths import length_of
 
 READABLE = 60  # an expression longer than this gets a name
 WIDE = 116
@@ -61,10 +65,13 @@ def emit_module(graphs: Mapping[str, Graph], head: str = "import torch\n", layou
 def compile_source(source: str, filename: str) -> dict[str, Any]:
     """Runs emitted source as a module and returns its names; tracebacks show its lines under `filename`."""
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace: dict[str, Any] = {"__name__": filename, "__file__": filename, "torch": torch}
+    module = types.ModuleType(re.sub(r"\W+", "_", filename).strip("_"))
+    module.__file__ = filename
+    module.torch = torch  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module  # torch.compile looks a function's globals up by its module's name
     with torch.inference_mode(False):  # constants made under inference mode could never be saved for a backward pass
-        exec(compile(source, filename, "exec"), namespace)  # noqa: S102
-    return namespace
+        exec(compile(source, filename, "exec"), vars(module))
+    return vars(module)
 
 
 @dataclass
@@ -91,7 +98,7 @@ class Module:
         """The helpers, with those they call, and the constants."""
         wanted = self.helpers | ({"constant"} if self.constants else set())
         for _ in HELPERS:
-            wanted |= {name for name in HELPERS for user in wanted if f"{name}(" in HELPERS[user]}
+            wanted |= {name for name in HELPERS for user in wanted if re.search(rf"(?<![\w.]){name}\(", HELPERS[user])}
         return [*(text for name, text in HELPERS.items() if name in wanted), "".join(s for _, s in self.constants.values())]
 
 

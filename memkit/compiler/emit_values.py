@@ -143,7 +143,7 @@ def contract(a: Value, b: Value, axes: Sequence[str], bind: Namer) -> Value:
         order = broadcast_order((a, b), a.axes)
         both = infix("*", PRODUCT, arrange(a, order), arrange(b, order), order)
         return both.then(f".sum({dims(both, shared)})", [x for x in order if x not in shared])
-    if _last(axes, right, left):
+    if not right or (left and _last(axes, right, left)):
         return matrix_product(a, b, axes, shared, bind)
     return matrix_product(b, a, axes, shared, bind)
 

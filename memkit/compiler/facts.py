@@ -43,7 +43,8 @@ class Facts:
     memory_linear: the prediction is one weight times something, plus something free of weights.
     retention: "kept", "scalar", "diagonal" or "other". optimizer: coefficients of a linear one, else None.
     features_direct: the features meet nothing but weights.
-    step: for an optimizer with linear slots, the move as a graph of (slot_after, gates); None where it needs more.
+    slot: m and w of the one slot S' = m S + w G, where it is linear; without a slot the gradient itself (m = 0, w = 1).
+    step: weight name -> the move as a graph of (slot_after, gates), where that is all it needs.
     """
 
     gradient_degree: float
@@ -52,6 +53,7 @@ class Facts:
     memory_linear: bool
     retention: str
     optimizer: Linear | None
+    slot: tuple[Node, Node] | None
     step: dict[str, Graph] | None
     finite: bool
     features_direct: bool
@@ -75,6 +77,7 @@ def facts(eq: Equations) -> Facts:
         memory_linear=_memory_linear(eq, products),
         retention=_retention(eq),
         optimizer=_optimizer(eq),
+        slot=_slot(eq),
         step=_step(eq),
         finite=not eq.infinite,
         features_direct=_features_direct(eq, products),
@@ -237,13 +240,23 @@ def _gate_params(graph: Graph, inputs: tuple[str, ...]) -> tuple[Node, ...]:
     return tuple(p for p in graph.params if p.attrs["name"] not in inputs)
 
 
+def _slot(eq: Equations) -> tuple[Node, Node] | None:
+    if not eq.slots:
+        return ir.const(0.0), ir.const(1.0)
+    if len(eq.slots) > 1:
+        return None
+    graph, names = next(iter(eq.update.values())), _inputs(eq)
+    m, w = coefficient(graph, 1, names[1], names), coefficient(graph, 1, "grad", names)
+    return None if m is None or w is None else (m, w)
+
+
 def _step(eq: Equations) -> dict[str, Graph] | None:
-    """For each weight the move as a function of the new slot and the gates alone, where it is one."""
-    if len(eq.slots) != 1:
+    """For each weight the move as a function of the new slot (without slots, of the gradient) and the gates, where it is one."""
+    if len(eq.slots) > 1:
         return None
     found = {}
     for name, graph in eq.update.items():
-        move, after = graph.results
+        move, after = graph.results[0], graph.results[1] if eq.slots else graph.param("grad")
         cut = ir.param("slot_after", after.axes)
         new: dict[Node, Node] = {after: cut}
         for node in graph.nodes():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SEGMENT = 1 << 18  # numbers in the widest intermediate of one call; larger ones leave the cache and touch fresh memory
+BLOCK = 16  # most tokens whose weights exist at once, where they must
+SEGMENT = 1 << 18  # numbers in the largest intermediate of one call; larger ones leave the cache and touch fresh memory
 
 
 def to_chunks(x: Tensor, chunks: int) -> Tensor:
@@ -36,6 +37,16 @@ def from_chunks(y: Tensor, batch: int, chunked: bool) -> Tensor:
     return y.reshape(count, batch, both // batch, size, width).permute(1, 0, 3, 2, 4).reshape(batch, count * size, both // batch, width)
 
 
+def blocks(tokens: int, position: int, chunk: int, most: int) -> list[tuple[int, int, int]]:
+    """(start, stop, 0) of each call of at most `most` tokens, none across a chunk's end."""
+    found, start = [], 0
+    while start < tokens:
+        stop = min(tokens, start + most, start + chunk - (position + start) % chunk)
+        found.append((start, stop, 0))
+        start = stop
+    return found
+
+
 def pieces(tokens: int, position: int, chunk: int, semantic: bool, most: int = 1) -> list[tuple[int, int, int]]:
     """(start, stop, chunks) of each call: the rest of a chunk begun earlier (chunks 0), whole chunks, `most` at a time, then a short last chunk."""
     found, start = [], 0
@@ -50,6 +61,19 @@ def pieces(tokens: int, position: int, chunk: int, semantic: bool, most: int = 1
         start += whole * chunk
     if start < tokens:
         found.append((start, tokens, 1))
+    return found
+
+
+def overlapping(x: Tensor, sizes: list[int], before: int) -> list[Tensor]:
+    """x [B, before + L, ..] cut into pieces of `sizes` tokens, each with the `before` tokens in front of it; cheap to differentiate."""
+    if not before:
+        return list(x.split(sizes, 1))
+    tail, *rest = x.split([before, *sizes], 1)
+    found = []
+    for part in rest:
+        whole = torch.cat([tail, part], 1)
+        found.append(whole)
+        tail = whole[:, whole.shape[1] - before :]
     return found
 
 
@@ -72,15 +96,20 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
     anchor = [w.reshape(-1, *w.shape[2:]) for w in state["anchor"].values()]
     learned = [p.expand(heads, *shape).expand(batch, heads, *shape).reshape(-1, *shape) for p, shape in ((params[n], s) for n, s in rule["params"].items())]
     outputs = []
-    most = max(1, SEGMENT // (batch * heads * rule["chunk"] * rule["widest"]))  # intermediates of one call stay in the cache
-    for start, stop, chunks in pieces(tokens, position, rule["chunk"], rule["semantic"], most):
-        sequences = [to_chunks(q[:, start:stop], chunks)]
-        sequences += [to_windows(x[:, start : stop + before], chunks, before) for x in (keys, values)]
-        sequences += [to_chunks(g[:, start:stop], chunks) for g in gates.values()]
-        if rule["semantic"] and chunks:
+    most = max(1, SEGMENT // (batch * heads * rule["numbers"]))  # intermediates of one call stay in the cache
+    if forward is None:
+        bounds = blocks(tokens, position, rule["chunk"], min(BLOCK, most))
+    else:
+        bounds = pieces(tokens, position, rule["chunk"], rule["semantic"], most)
+    sizes = [stop - start for start, stop, _ in bounds]
+    parts = zip(bounds, q.split(sizes, 1), *(overlapping(x, sizes, before) for x in (keys, values)), *(g.split(sizes, 1) for g in gates.values()))
+    for (start, stop, chunks), q_part, k_part, v_part, *gate_parts in parts:
+        sequences = [to_chunks(q_part, chunks), *(to_windows(x, chunks, before) for x in (k_part, v_part))]
+        sequences += [to_chunks(g, chunks) for g in gate_parts]
+        if rule["semantic"] and (position + start) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]
         call = forward if chunks else resume
-        y, *carried = call(*sequences, *carried, *([] if chunks else anchor), *learned)
+        y, *carried = call(*sequences, *carried, *(() if chunks else anchor), *learned)
         outputs.append(from_chunks(y, batch, chunks > 0))
         if rule["semantic"] and (position + stop) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]

@@ -38,7 +38,7 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
         x_q = to_chunks(q[:, start:stop], 0)
         x_k = to_windows(keys[:, start : stop + before], 0, before)
         if semantic and (position + start) % rule["chunk"] == 0:
-            anchor, held = carried[:finite], None
+            anchor, held = [w.view_as(w) for w in carried[:finite]], None  # torch.compile takes no tensor twice
         seen = contributions(rule, history, past, held, x_q, x_k, learned)
         sequences = [x_q, x_k, to_windows(values[:, start : stop + before], 0, before), *(to_chunks(g[:, start:stop], 0) for g in gates.values())]
         y, *rest = step(*sequences, *carried, *(anchor if semantic else ()), *learned, *seen)

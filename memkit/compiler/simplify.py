@@ -139,6 +139,8 @@ def _is(value: float, node: Node) -> bool:
 def _add(a: Node, b: Node) -> Node | None:
     if _is(0.0, a) or _is(0.0, b):
         return b if _is(0.0, a) else a
+    if a is b:
+        return ir.mul(const(2.0), a)
     if _calls(b, "neg"):
         return ir.sub(a, b.args[0])
     return ir.sub(b, a.args[0]) if _calls(a, "neg") else None

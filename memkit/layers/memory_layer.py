@@ -99,6 +99,7 @@ class MemoryLayer(nn.Module):
         self.spec = spec.model_copy(update={"layer": spec.layer.model_copy(update={"heads": heads})})
         self.dim, self.heads = dim, heads
         self.key_dim, self.value_dim = (_head_width(self.spec, name, dim, heads) for name in ("key_dim", "value_dim"))
+        self.rule_factory = rule_factory
         self.rule = rule_factory(self.spec, self.key_dim, self.value_dim)
 
         options, inner = spec.layer, heads * self.value_dim
@@ -126,6 +127,8 @@ class MemoryLayer(nn.Module):
             ShapeError: for an x or a state that does not fit.
         """
         self._check(x, state)
+        if state is not None and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+            state = state.map(_plain)
         q, k, v, tail = self.project(x, None if state is None else state.conv)
         memory = None if state is None else state.memory
         y, memory = self.rule(q, k, v, self.gates(x), self.initial_weights(x), self.scalars(), memory, check=check)
@@ -145,6 +148,14 @@ class MemoryLayer(nn.Module):
         memory = ", ".join(f"{name} {list(shape)}" for name, shape in self.rule.shapes.items()) or "a span of keys"
         widths = f"dim={self.dim}, heads={self.heads}, key_dim={self.key_dim}, value_dim={self.value_dim}"
         return f"{self.spec.name}, {widths}, plan={self.rule.plan}, memory a head: {memory}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without the rule, whose code may not be copied; it is made anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "rule"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.rule = self.rule_factory(self.spec, self.key_dim, self.value_dim)
 
     def _check(self, x: Tensor, state: LayerState | None) -> None:
         bound = f"D={self.dim} H={self.heads} K={self.key_dim} V={self.value_dim}"
@@ -177,6 +188,11 @@ def _head_width(spec: LayerSpec, name: str, dim: int, heads: int) -> int:
         fits = max(h for h in range(1, min(heads, dim) + 1) if dim % h == 0)
         raise SpecError(f"dim {dim} with {heads} heads", f"a dim that {heads} divides, or layer.{name}", f"heads: {fits}", "layer.heads")
     return dim // heads
+
+
+def _plain(t: Tensor) -> Tensor:
+    """A tensor made under inference_mode cannot take part in autograd; its copy can."""
+    return t.clone() if t.is_inference() else t
 
 
 def _shape_hint(x: Tensor, dim: int) -> str:

@@ -47,7 +47,7 @@ class MemoryNet(Component):
     family: ClassVar[str] = "memory"
 
     residual: bool = Field(default=False, description="add the raw key or query to the prediction; needs key_dim = value_dim")
-    norm: Literal["none", "layer"] = Field(default="none", description="norm of the output, before the residual; scale and shift are learned")
+    norm: Literal["none", "layer"] = Field(default="none", description="norm of the output, before the residual; learned scale, shift")
     initial: Literal["learned", "zero"] = Field(default="learned", description="start of the memory: learned weights or zeros")
 
     def shapes(self, features: int, values: int) -> dict[str, tuple[int, ...]]:

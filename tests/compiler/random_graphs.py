@@ -104,8 +104,8 @@ def _gather(b: Builder) -> Node | None:
         return None
     axis = b.axis(x)
     size = b.sizes[axis]
-    index = b.random.choice(([b.random.randrange(size) for _ in range(3)], list(range(size))[1 : size], list(range(size))[::2]))
-    return ir.gather(x, axis, b.fresh(len(index)), index, size)if index else None
+    index = b.random.choice(([b.random.randrange(size) for _ in range(3)], list(range(size))[1:size], list(range(size))[::2]))
+    return ir.gather(x, axis, b.fresh(len(index)), index, size) if index else None
 
 
 def _scatter(b: Builder) -> Node | None:
@@ -215,10 +215,10 @@ def _masked_product(b: Builder) -> Node | None:
 
 
 def _scan(b: Builder) -> Node | None:
-    carry, const, part = b.params[2], b.params[3], b.params[0]
+    carry, const, part = b.params[2], b.params[4], b.params[0]
     w, x, c = ir.param("w", carry.axes), ir.param("x", ("g", "t", "k")), ir.param("c", const.axes)
     read = ir.einsum(x, w, over=("k",), name="read")
-    read = ir.mul(read, ir.reduce(c, ("n",)))
+    read = ir.mul(read, ir.reduce(ir.pointwise("sin", c), ("k",)))
     new = ir.sub(ir.mul(w, ir.const(0.5)), ir.einsum(ir.pointwise("tanh", read), x, over=("t",)), name="w")
     outs = ir.scan(Graph((w, x, c), (new, read)), [carry], [part], [const], reverse=b.random.random() < 0.5, save=True)
     return b.random.choice(outs)

@@ -187,6 +187,11 @@ def test_simplify(case):
     assert_close(values[1].to(before.axes), values[0].value)
 
 
+def test_a_split_that_does_not_undo_the_merge_stays():
+    node = ir.split(ir.merge(A, ("t", "k"), "r", 3), "r", ("t", "k"), 2)
+    assert simplify(Graph((A,), (node,))).results[0] is node
+
+
 def test_equal_nodes_become_one():
     twice = ir.add(pointwise("exp", A), pointwise("exp", A))
     assert sum(n.op is Op.POINTWISE for n in simplify(Graph((A,), (twice,))).nodes()) == 2

@@ -79,6 +79,7 @@ CASES = {
     "extremes": (lambda x: x.max() + x.min() + x.amax(0).sum() + x.max(1).values.sum() + x.amin((0, 1)), ["vk"]),
     "sums": (lambda x: x.sum(0, keepdim=True) * x.sum() + x.sum((0, 1)), ["vk"]),
     "sum of a repeated dimension": (lambda x: x[None].expand(5, 4).sum(0) + x.expand(3, 4).mean(0), ["k"]),
+    "product over a repeated dimension": (lambda x: torch.dot(x.sum().expand(4), torch.ones(4).to(x)) * x, ["k"]),
     "activations": (
         lambda x: F.elu(x) + F.relu(x) + F.softplus(x) + F.hardtanh(x) + F.logsigmoid(x) + F.mish(x) + F.selu(x)
         + F.leaky_relu(x) + F.celu(x, 0.5) + F.softsign(x) + F.hardswish(x) + F.silu(x) + F.gelu(x),
@@ -249,6 +250,13 @@ def aliased(x):
     return y
 
 
+def written_under_a_view(x):
+    y = x * 2
+    z = y[:2]
+    y.mul_(3)
+    return z
+
+
 UNTRACEABLE = {
     "branch": (lambda x: x if x.sum() > 0 else -x, "_local_scalar_dense|is_nonzero"),
     "item": (lambda x: x * x[0].item(), "_local_scalar_dense|item"),
@@ -258,6 +266,7 @@ UNTRACEABLE = {
     "own index": (lambda x: x[x.argmax()], "argmax"),
     "second result": (lambda x: x * x.max(0).indices, "second result of max"),
     "written into": (aliased, "no writing into tensors"),
+    "written into under a view": (written_under_a_view, "no writing into tensors"),
     "numpy": (lambda x: x * float(x.numpy()[0] > 0), "no operation on tensors|detach"),
     "list": (lambda x: x * sum(x.tolist()), "a step that is no operation on tensors"),
     "detached": (lambda x: x.detach() * x, "detach"),

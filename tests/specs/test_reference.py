@@ -18,6 +18,7 @@ from tests.cases import PRESETS, draw, small, spec_of, unit, values_and_gradient
 from tests.compare import assert_close
 
 F64 = torch.float64
+Named = dict[str, object]
 CUTS = {  # pieces, and the age of the state they start from
     "token by token": ([1] * 9, 0),
     "mid-chunk": ([3, 6], 0),
@@ -41,6 +42,28 @@ def test_split(name: str, cut: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_split_where_the_window_is_longer_than_the_chunk(name: str) -> None:
     laws.check_split(ReferenceRule, small(name, {"window.size": 5, "update.grad_at": "chunk"}, chunk=2), [1, 2, 4], prefix=1)
+
+
+MIXED: dict[str, tuple[str, Named]] = {  # what no preset has
+    "momentum over infinite features": ("dot", {"optimizer": {"kind": "momentum"}, "retention": "scalar"}),
+    "read before": ("titans", {"update.read": "before"}),
+    "decayed window": ("omeganet", {"memory": "linear", "update.grad_at": "decayed", "optimizer": "momentum"}),
+    "orthogonal by channel": ("kda", {"optimizer": {"kind": "muon", "steps": 2}, "window": {"size": 2, "gate": "learned"}}),
+    "a chain": ("titans", {"memory": "chain", "bias": {"kind": "huber", "delta": 0.5}, "features": "elu1"}),
+    "depth 3": ("dla", {"memory": {"kind": "mlp", "depth": 3, "expansion": 2, "norm": "layer"}, "bias": "lq", "features": "elementwise"}),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_laws_of_mixed_specs(name: str) -> None:
+    preset, overrides = MIXED[name]
+    spec = small(preset, overrides)
+    laws.check_split(ReferenceRule, spec, [2, 4, 3], prefix=5)  # cuts inside two chunks
+    laws.check_causality(ReferenceRule, spec)
+    laws.check_order(ReferenceRule, spec)
+    laws.check_idle(ReferenceRule, spec)
+    laws.check_modes(ReferenceRule, spec)
+    laws.check_state(ReferenceRule, spec)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -130,9 +153,6 @@ def test_recall_is_tried() -> None:
 
 def tensor(values: object) -> Tensor:
     return torch.tensor(values, dtype=F64)
-
-
-Named = dict[str, object]
 
 
 def run(spec: LayerSpec, q: object, k: object, v: object, gates: Named, weights: Named) -> tuple[Tensor, dict[str, Tensor]]:

@@ -9,11 +9,6 @@ from memkit.specs.errors import KernelError
 
 # functions that need a definition of their own, printed at the head of the module where they are used
 HELPERS: Mapping[str, str] = {
-    "multiply": '''
-@triton.jit
-def multiply(a, b):
-    return a * b
-''',
     "log1p": '''
 @triton.jit
 def log1p(x):

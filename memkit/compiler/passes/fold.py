@@ -12,8 +12,9 @@ from memkit.compiler.simplify import simplify, uniform
 def fold(graph: Graph) -> Graph:
     """Apply the rules below and `simplify` until none applies.
 
-    rewrite: c x + d x -> (c + d) x        windows of one slot -> the axis renamed       a band or a fold of one slot -> a diagonal, a rename
-             decay(x stretched over n) -> decay(x) stretched over n        decay(1) -> tril(1)        einsum(c x, y) -> c einsum(x, y)
+    rewrite: c x + d x -> (c + d) x        einsum(c x, y) -> c einsum(x, y)
+             windows of one slot -> the axis renamed        their fold -> the axis renamed back
+             decay(c stretched over n) -> decay(c) stretched over n        decay(1) -> tril(1)
     keeps: results up to rounding, and their axes as sets
     """
     while (after := simplify(_once(graph))) is not graph:

@@ -10,6 +10,7 @@ from memkit.compiler.ir import Graph, Node, Op
 from memkit.compiler.passes.loops import MEASURES, STAYS, Input, Loop, Outside, rewrite_loops, too_wide
 from memkit.compiler.passes.prune import prune
 
+
 def hoist(graph: Graph) -> Graph:
     """Move nodes of a scan's body that depend on no carry out of the scan; there they have the scan's axis as well.
 
@@ -98,6 +99,4 @@ def _with(loop: Loop, inputs: dict[Node, tuple[Input, bool]]) -> Loop:
     carries = tuple(c._replace(result=r) for c, r in zip(loop.carries, body.results, strict=False))
     slices = [i for i, sliced in inputs.values() if sliced]
     consts = [i for i, sliced in inputs.values() if not sliced]
-    return replace(
-        loop, carries=carries, slices=(*loop.slices, *slices), consts=(*loop.consts, *consts), outputs=body.results[k:]
-    )
+    return replace(loop, carries=carries, slices=(*loop.slices, *slices), consts=(*loop.consts, *consts), outputs=body.results[k:])

@@ -334,15 +334,15 @@ Body = Callable[[Chunk], tuple[Node, dict[str, Node], Slots]]  # a chunk's y, an
 def chunked(eq: Equations, facts: Facts, body: Body) -> dict[str, Graph]:
     """A plan's graphs from the body of one chunk: `chunks`, a SCAN over chunks with inputs along the axis n, and, where the chunk is part of the
     meaning, `resume`, one chunk that was begun earlier and whose anchor is an input of its own."""
-    graphs = {"chunks": _scanned(*_one_chunk(eq, facts, body, False))}
+    graphs = {"chunks": _scanned(*one_chunk(eq, facts, body, False))}
     if facts.grad_at == "chunk":
-        inner, carries, slices, consts = _one_chunk(eq, facts, body, True)
+        inner, carries, slices, consts = one_chunk(eq, facts, body, True)
         y, states = inner.results[-1], inner.results[:-1]
         graphs["resume"] = Graph((*slices, *carries, *consts), (y, *states), ("y", *inner.labels[:-1]))
     return graphs
 
 
-def _one_chunk(eq: Equations, facts: Facts, body: Body, resume: bool) -> tuple[Graph, list[Node], list[Node], list[Node]]:
+def one_chunk(eq: Equations, facts: Facts, body: Body, resume: bool) -> tuple[Graph, list[Node], list[Node], list[Node]]:
     """(graph of (carries, slices, constants) -> (carries, y), carries, slices, constants)."""
     chunk, carries, slices, consts = chunk_params(eq, facts, resume)
     y, weights, slots = body(chunk)

@@ -1,18 +1,17 @@
-"""Plan `orthogonal`: gradients of a chunk in parallel at its starting memory, then an optimizer that is not linear, token by token.
+"""Plan `orthogonal`: an optimizer that is not linear, on gradients taken once a chunk: every token's slot at once, a few tokens at a time.
 
-Equals the loop under grad_at: chunk. Only one token's weights and slots exist at a time.
+Equals the loop under grad_at: chunk. Slots S_t and weights W_t of a block of tokens exist together, never those of a whole chunk.
 """
 
 from __future__ import annotations
 
 from memkit.compiler import ir
 from memkit.compiler.build import Equations
-from memkit.compiler.facts import Facts, Product
+from memkit.compiler.facts import Facts, Product, retain_factor
 from memkit.compiler.ir import Graph, Node
 
 from . import frozen
-from .chunk import Chunk, Slots, chunked, plus
-from .scan import token_loop, window_tokens
+from .chunk import ONE, ZERO, Chunk, Slots, decay, is_const, last, one_chunk, plus, running, times, weight_product, windowed
 
 
 def refuse(facts: Facts) -> str | None:
@@ -21,12 +20,18 @@ def refuse(facts: Facts) -> str | None:
         return facts.products
     if facts.grad_at != "chunk" and not (facts.gradient_degree == 0 and facts.memory_linear):
         return f"the inner gradient is taken at every token (grad_at: {facts.grad_at}) and depends on the memory"
+    if facts.slot is None or facts.step is None:
+        return "the inner optimizer's move is not a function of one slot that is linear in the gradient"
+    if facts.retention == "other":
+        return "retention is not a factor"
     return None if facts.finite else "the features exist only as a kernel"
 
 
 def graphs(eq: Equations, facts: Facts) -> dict[str, Graph]:
-    """The plan's graphs; see `chunked`."""
-    return chunked(eq, facts, body)
+    """`resume`, a few tokens of one chunk, whose anchor is an input."""
+    inner, carries, slices, consts = one_chunk(eq, facts, body, facts.grad_at == "chunk")
+    y, states = inner.results[-1], inner.results[:-1]
+    return {"resume": Graph((*slices, *carries, *consts), (y, *states), ("y", *inner.labels[:-1]))}
 
 
 def tile(facts: Facts) -> int:
@@ -35,26 +40,49 @@ def tile(facts: Facts) -> int:
 
 
 def body(chunk: Chunk) -> tuple[Node, dict[str, Node], Slots]:
-    pairs = frozen.signals(chunk)
-    seen: dict[str, Node] = {}
-    for i, (_, signal, activation) in enumerate(pairs):
-        seen[f"signal{i}"] = window_tokens(chunk, signal, f"signal{i}")
-        seen[f"activation{i}"] = window_tokens(chunk, activation, f"activation{i}")
-    places = [p for p, _, _ in pairs]
+    facts, pairs = chunk.facts, frozen.signals(chunk)
+    assert facts.slot is not None and facts.step is not None
+    m, w = ir.inline(Graph((), facts.slot), chunk.gates)
+    trail = decay(chunk, m, "M")
+    table = windowed(chunk, times(trail, w if not w.axes else ir.rename(w, {"t": "u"})), "C_slot")
+    left = ZERO if is_const(m, 0.0) else running(chunk.over_time(m), trail)
+    weights: dict[str, Node] = {}
+    slots: Slots = {}
+    after: dict[str, Node] = {}
+    for name, start in chunk.weights.items():
+        slot = _slots(chunk, name, left, table, pairs)
+        (move,) = ir.inline(facts.step[name], {"slot_after": slot, **chunk.gates})
+        after[name] = _weights(chunk, name, start, move)
+        weights[name] = last(after[name])
+        slots[name] = dict.fromkeys(chunk.slots[name], last(slot))
+    reading = {n: ir.shift(x, chunk.weights[n], "t") for n, x in after.items()} if facts.read_before else after
 
-    def gradient(token: Chunk, _: dict[str, Node]) -> dict[str, Node]:
-        return {n: _weight_gradient(token, n, places) for n in token.weights}
+    def product(place: Product, operand: Node) -> Node:
+        return weight_product(place, reading[place.weight], operand, chunk.eq.weights[place.weight])
 
-    return token_loop(chunk, seen, gradient)
+    y, _, _ = chunk.predict(chunk.feature(chunk.q), chunk.q, product)
+    return y, weights, slots
 
 
-def _weight_gradient(token: Chunk, name: str, places: list[Product]) -> Node:
-    """Sum over the window of gate * signal activation^T, over all products with this weight."""
-    out, into = token.eq.weights[name]
-    gate, found = token.gate("window_gate"), []
-    for i, place in enumerate(places):
+def _slots(chunk: Chunk, name: str, left: Node, table: Node, pairs: list[frozen.Pair]) -> Node:
+    """S_t of every token [g, t, out, in]."""
+    out, into = chunk.eq.weights[name]
+    start, found = chunk.slot(name), []
+    if start is not None and not is_const(left, 0.0):
+        found.append(times(left, start))
+    for place, signal, activation in pairs:
         if place.weight == name:
-            signal, activation = ir.mul(token.extra[f"signal{i}"], gate), token.extra[f"activation{i}"]
-            over = ("j",) if "j" in signal.axes else ()
-            found.append(ir.rename(ir.einsum(signal, activation, over=over), {place.out: out, place.into: into}))
+            gradient = ir.einsum(ir.mul(table, signal), activation, over=("s",))
+            found.append(ir.rename(gradient, {place.out: out, place.into: into}))
     return plus(*found)
+
+
+def _weights(chunk: Chunk, name: str, start: Node, move: Node) -> Node:
+    """W_t of every token [g, t, out, in] from all moves: W_t = a_t W + sum_u R[t, u] move_u."""
+    (kept,) = ir.inline(Graph((), (retain_factor(chunk.eq),)), chunk.gates)
+    keep = decay(chunk, kept, "R")
+    a = ONE if is_const(kept, 1.0) else running(chunk.over_time(kept), keep)
+    names = {"f": chunk.eq.weights[name][1]}
+    keep, a = ir.rename(keep, names), ir.rename(a, names)
+    move = chunk.over_time(move) if "t" in move.axes else ir.expand(move, chunk.clock())
+    return plus(times(a, start), ir.einsum(keep, ir.rename(move, {"t": "u"}), over=("u",)))

@@ -123,7 +123,7 @@ def signals(chunk: Chunk, place: Product, point: Coefficients, z: Node, fixed: N
     axes = chunk.eq.weights[place.weight]
     terms = [solved(fixed, "D_fixed")]
     for kept, state in ((point.a, chunk.weights[place.weight]), (point.b, chunk.slot(place.weight))):
-        if state is not None and not is_const(kept, 0.0):
+        if state is not None and slope and not is_const(kept, 0.0):
             operand = times(factor, times(by_row(chunk, kept), z))
             terms.append(weight_product(place, state, solved(operand, "D_state"), axes))
     return ir.rename(plus(*terms, name="D"), {"r": "c"})

@@ -1,0 +1,181 @@
+"""The emitted Triton module: kernels, and for every graph a function that makes the arrays they share and launches them in order.
+
+Where it sits: beside `assemble` and `emit_torch`; `launch` runs what is written here. No file of this kind imports triton.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from . import runtime, runtime_triton
+from .autodiff import backward
+from .build import Equations
+from .ir import Graph, in_order
+from .kernels import functions
+from .kernels.layout import EVERY, Layout
+from .kernels.lengths import Lengths, lengths, start
+from .kernels.memory import Buffer
+from .kernels.text import Source, kernel_source, wrapped
+from .kernels.tile import Config
+from .passes import BACKWARD, prune, simplify
+
+
+@dataclass(frozen=True)
+class Function:
+    """One emitted function: its kernels and what comes in and out. `results` are those a caller sees; saved values follow them."""
+
+    name: str
+    layout: Layout
+    sources: tuple[Source, ...]
+    results: int
+
+
+@dataclass(frozen=True)
+class KernelModule:
+    """The source of a rule's kernels, and its functions by name: chunks, chunks_saving, chunks_backward, and perhaps the same for resume."""
+
+    source: str
+    functions: Mapping[str, Function]
+
+
+def kernel_module(
+    eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int, config: Config | None = None, split: bool = True
+) -> KernelModule:
+    """Kernels for `graphs`. split: the passes moved work out of the loop over chunks, and may do so for the backward graph."""
+    given = start(eq.sizes, eq.window)
+    tables: dict[tuple, str] = {}
+    made: dict[str, Function] = {}
+    for name, graph in graphs.items():
+        params = [p.attrs["name"] for p in graph.params]
+        forward, back = backward(graph, params)
+        for step in BACKWARD if split else (simplify, prune):
+            back = step(back)
+        axes = {p.attrs["name"]: p.axes for p in graph.params}
+        back = Graph(back.params, tuple(in_order(r, axes[n]) for r, n in zip(back.results, back.labels, strict=True)), back.labels)
+        known: dict[str, Lengths] = {p.attrs["name"]: given for p in graph.params}
+        made[name] = _function(name, graph, known, chunk, config, tables, len(graph.results), {})
+        saving = _function(f"{name}_saving", forward, known, chunk, config, tables, len(graph.results), {})
+        made[saving.name] = saving
+        places = {label: place for label, place, _ in saving.layout.results() if label.startswith("saved_")}
+        found = lengths(forward, [given] * len(forward.params))
+        for label, node in zip(forward.labels, forward.results, strict=True):
+            known[label if label.startswith("saved_") else f"grad_{label}"] = found[node]
+        made[f"{name}_backward"] = _function(f"{name}_backward", back, known, chunk, config, tables, len(back.results), places)
+    return KernelModule(_module(eq, plan, title, chunk, made, tables), made)
+
+
+def _function(
+    name: str, graph: Graph, known: Mapping[str, Lengths], chunk: int, config: Config | None, tables: dict[tuple, str], results: int,
+    places: Mapping[str, Buffer],
+) -> Function:  # fmt: skip
+    layout = Layout(graph, known, chunk, places)
+    layout.names |= set(tables.values())
+    sources = [kernel_source(layout, kernel, f"{name}_{i}", config or Config(), tables) for i, kernel in enumerate(layout.kernels)]
+    return Function(name, layout, tuple(sources), results)
+
+
+# ---- text
+
+
+def _module(eq: Equations, plan: str, title: str, chunk: int, made: Mapping[str, Function], tables: Mapping[tuple, str]) -> str:
+    helpers = {h for f in made.values() for s in f.sources for h in s.helpers}
+    parts = [head(eq, plan, title, chunk), _tables(tables), functions.definitions(helpers)]
+    parts += [inspect.getsource(f) for f in (runtime_triton.programs, runtime_triton.outside)]
+    for function in made.values():
+        parts += [s.text for s in function.sources]
+        parts.append(_wrapper(function))
+    surround = [runtime.pieces, runtime.in_sequence, *(getattr(runtime_triton, n) for n in ("view_chunks", "view_windows", "run_views", "from_views", "pack_views"))]
+    parts += [inspect.getsource(f) for f in surround]
+    return "\n\n".join(p.strip("\n") + "\n" for p in parts if p.strip())
+
+
+def head(eq: Equations, plan: str, title: str, chunk: int) -> str:
+    spec = eq.rule.spec
+    gates = [n for n in spec.roles() if n not in eq.rule.constants or (n == "window_gate" and eq.window > 1)]
+    params = {n: tuple(eq.sizes[a] for a in axes) for n, axes in zip(eq.rule.init_params(), eq.params.values(), strict=True)}
+    rule = {
+        "window": eq.window, "chunk": chunk, "semantic": eq.grad_at == "chunk", "gates": tuple(gates),
+        "weights": tuple(n for n in eq.weights if n not in eq.infinite), "slots": eq.slots, "params": params,
+    }  # fmt: skip
+    sizes = ", ".join(f"{axis}={size}" for axis, size in eq.sizes.items())
+    rows = [
+        f'"""{title}: Triton kernels of plan {plan}, {sizes}.', "",
+        "N chunks of at most LT tokens, g = b * H + h. Values a program keeps for itself lie in `scratch` (called mine), those that kernels share in",
+        "arrays of their own; both are F. Products take operands of type D (precision P), systems are solved in F (precision S).", '"""', "",
+        "import torch", "import triton", "import triton.language as tl", "from torch import Tensor", "",
+        f"SCRATCH = {runtime_triton.SCRATCH}  # bytes that one kernel's programs may keep for themselves", "RULE = {",
+        *(f"    {key!r}: {value!r}," for key, value in rule.items()), "}",
+    ]  # fmt: skip
+    return "\n".join(rows)
+
+
+def _tables(tables: Mapping[tuple, str]) -> str:
+    lines = []
+    for (kind, values), name in tables.items():
+        dtype = "torch.float64" if kind == "number" else "torch.int32"
+        literal = textwrap.fill(repr(values), 116, initial_indent="    ", subsequent_indent="    ")
+        lines.append(f"{name} = torch.tensor(\n{literal},\n    dtype={dtype},\n)")
+    return "\n".join(lines)
+
+
+def _wrapper(function: Function) -> str:
+    layout, name = function.layout, function.name
+    params = [p.attrs["name"] for p in layout.graph.params]
+    labels = [label for label, _, _ in layout.results()]
+    lines = [
+        f"def {name}({', '.join(params)}, sizes, X, how):",
+        f'    """{", ".join(params)} -> {", ".join(labels)}. sizes: (N, B, H, LT); X: type of sequences; how: D, F, P, S and `constant`."""',
+        "    N, B, H, LT = sizes", "    G, like, F = B * H, " + f"{params[0]}, how.number",
+    ]  # fmt: skip
+    written = {layout.placed[node].name: label for label, _, node in layout.results()}
+    for array in layout.arrays:
+        shape = f"{', '.join(array.sizes)}{',' if len(array.sizes) == 1 else ''}"
+        if array.kind == "result":
+            axes = tuple(x for a in array.axes for x in (("b", "h") if a == "g" else (a,)))
+            dtype = "X" if written[array.name] in ("y", "q", "keys", "values") else "F"
+            lines.append(f"    {array.name} = outside(like, {dtype}, {axes!r}, {shape})")
+        else:
+            lines.append(f"    {array.name} = torch.empty(({shape}), device=like.device, dtype=F)")
+    for source in function.sources:
+        lines += _launch(source, layout, function)
+    lines.append(f"    return ({', '.join(_returned(layout))},)")
+    return "\n".join(lines)
+
+
+def _launch(source: Source, layout: Layout, function: Function) -> list[str]:
+    items = "N * G" if source.kind == EVERY else "G"
+    axis = source.split
+    splits = -(-axis[2] // axis[1]) if axis else 1
+    arguments: list[str] = []
+    names = {v for v in source.tables.values()}
+    for p in source.pointers:
+        if p != "mine":
+            arguments.append(f"how.constant({p}, like)" if p in names else p)
+    seen = dict.fromkeys(s.rsplit("_", 1)[0] for s in source.strides)
+    arguments += [f"*{p}.stride()" for p in seen]
+    lines = [f"    grid = programs({items}, {source.scratch}, {splits})"]
+    scratch = f"torch.empty(grid[0] * grid[1] * {source.scratch}, device=like.device, dtype=F)" if source.scratch else "like"
+    arguments += [scratch, "G", "H", "N", "LT"]
+    c = source.config
+    arguments += ["D=how.D", "F=how.F", "P=how.P", "S=how.S", f"num_warps={c.warps}", f"num_stages={c.stages}"]
+    return [*lines, f"    {source.name}[grid](", *("    " + x for x in wrapped(arguments)), "    )"]
+
+
+def _returned(layout: Layout) -> Sequence[str]:
+    """What a function returns for each result: an array, or the last slot of one with the batch and head axes apart."""
+    kinds = {a.name: a for a in layout.arrays}
+    found = []
+    for label, place, node in layout.results():
+        array = kinds[place.name]
+        if array.kind == "carry" and not label.startswith("saved_"):
+            axis = array.axes[0]
+            count = {"n": "N", "t": "LT"}.get(axis, axis)
+            last = count if array.sizes[0 if axis == "n" else 1] not in ("2",) else f"{count} % 2"
+            rest = ", ".join(array.sizes[2:])
+            found.append(f"{array.name}[{last if axis == 'n' else ':, ' + last}].reshape(B, H, {rest}).clone()")
+        else:
+            found.append(array.name)
+    return found
