@@ -1,8 +1,8 @@
 """memkit: write a recurrent memory layer down as a spec, and get it checked, drawn, explained and compiled.
 
-    import memkit
-    layer = memkit.load("atlas", dim=256)
-    y, state = layer(x)                       # x, y [B, T, dim]
+import memkit
+layer = memkit.load("atlas", dim=256)
+y, state = layer(x)                       # x, y [B, T, dim]
 """
 
 from __future__ import annotations
@@ -19,8 +19,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "KernelError", "LayerSpec", "MemkitError", "MemoryLayer", "PlanError", "ShapeError", "SpecError", "compile", "explain", "load", "presets",
-    "reference", "spec",
+    "KernelError",
+    "LayerSpec",
+    "MemkitError",
+    "MemoryLayer",
+    "PlanError",
+    "ShapeError",
+    "SpecError",
+    "compile",
+    "explain",
+    "load",
+    "presets",
+    "reference",
+    "spec",
 ]
 
 
@@ -46,7 +57,12 @@ def spec(source: Any, overrides: Mapping[str, Any] | None = None) -> LayerSpec:
 
 
 def load(
-    source: Any = "atlas", *, dim: int | None = None, heads: int | None = None, overrides: Mapping[str, Any] | None = None, backend: str = "auto"
+    source: Any = "atlas",
+    *,
+    dim: int | None = None,
+    heads: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    backend: str = "auto",
 ) -> Any:
     """A layer (nn.Module): y, state = layer(x, state=None), x and y [B, T, dim]; dim defaults to 256, heads to the spec's.
 

@@ -223,6 +223,11 @@ def _last_slot(x: Inputs, size: int) -> Tensor:
     return torch.cat([torch.zeros_like(_one(x, size - 1)), _one(x, 1)], -1)
 
 
+def _is(**kinds: str) -> Callable[[LayerSpec], bool]:
+    """Specs whose families have these kinds."""
+    return lambda spec: all(getattr(spec, family).kind == kind for family, kind in kinds.items())
+
+
 def _spread(gate: Tensor) -> Tensor:
     return gate[..., None].expand(*gate.shape, K).clone()
 
@@ -237,6 +242,7 @@ DECAYED = {**SCALAR, "update.grad_at": "decayed"}
 CHANNEL = {"retention": {"kind": "channel", "gate": "input"}}
 MOMENTUM = {"optimizer": {"kind": "momentum", "momentum": "input", "step_size": "input"}}
 WINDOW = {"window": {"size": 3, "gate": "input"}}
+CHAIN = {"memory": {"kind": "chain", "steps": [{"linear": 1}]}}
 TAYLOR = {"features": {"kind": "polynomial", "coefficients": "taylor"}}
 L2 = {"bias": "l2"}
 PLAIN = {"features": "identity"}
@@ -244,19 +250,19 @@ KNOBS: Mapping[str, Knob] = {
     "retain scalar 1": Knob({"retention": "none"}, SCALAR, lambda x: {"retain": _one(x)}),
     "retain channel 1": Knob({"retention": "none"}, CHANNEL, lambda x: {"retain": _one(x, K)}, applies=_matrix_of_keys),
     "equal channels": Knob(SCALAR, CHANNEL, lambda x: {"retain": _spread(x.gates["retain"])}, applies=_matrix_of_keys),
-    "momentum 0": Knob(GD, MOMENTUM, lambda x: {"momentum": torch.zeros_like(_one(x))}),
+    "momentum 0": Knob(GD, MOMENTUM, lambda x: {"momentum": torch.zeros_like(_one(x))}, applies=_is(optimizer="gd")),
     "window gate 0, .., 1": Knob({"window": {"size": 1, "gate": 1}}, WINDOW, lambda x: {"window_gate": _last_slot(x, 3)}),
     "chunk 1": Knob({"update.grad_at": "token"}, {"update.grad_at": "chunk", "update.chunk_size": 1}),
     "decayed by 1": Knob({"retention": "none", "update.grad_at": "token"}, DECAYED, lambda x: {"retain": _one(x)}),
     "constant gate": Knob({"optimizer.step_size": 0.25}, {"optimizer.step_size": "input"}, lambda x: {"step_size": 0.25 * _one(x)}),
     "window gate none": Knob({"window": {"size": 3, "gate": "none"}}, WINDOW, lambda x: {"window_gate": _one(x, 3)}),
-    "mlp depth 1": Knob({"memory": "linear"}, {"memory": {"kind": "mlp", "depth": 1}}, rename={"W": "W1"}),
-    "chain of one": Knob({"memory": "linear"}, {"memory": {"kind": "chain", "steps": [{"linear": 1}]}}, rename={"W": "W1"}),
-    "elementwise degree 1": Knob(PLAIN, {"features": {"kind": "elementwise", "degree": 1}}),
+    "mlp depth 1": Knob({"memory": "linear"}, {"memory": {"kind": "mlp", "depth": 1}}, rename={"W": "W1"}, applies=_is(memory="linear")),
+    "chain of one": Knob({"memory": "linear"}, CHAIN, rename={"W": "W1"}, applies=_is(memory="linear")),
+    "elementwise degree 1": Knob(PLAIN, {"features": {"kind": "elementwise", "degree": 1}}, applies=_is(features="identity")),
     "coefficients at 1/i!": Knob(TAYLOR, {"features": {"kind": "polynomial", "coefficients": "learned"}}),
-    "lq 2": Knob(L2, {"bias": {"kind": "lq", "q": 2}}),
-    "huber far away": Knob(L2, {"bias": {"kind": "huber", "delta": 1e6}}),
-    "expression r^2/2": Knob(L2, {"bias": {"kind": "expression", "formula": "r^2/2"}}),
+    "lq 2": Knob(L2, {"bias": {"kind": "lq", "q": 2}}, applies=_is(bias="l2")),
+    "huber far away": Knob(L2, {"bias": {"kind": "huber", "delta": 1e6}}, applies=_is(bias="l2")),
+    "expression r^2/2": Knob(L2, {"bias": {"kind": "expression", "formula": "r^2/2"}}, applies=_is(bias="l2")),
 }
 
 

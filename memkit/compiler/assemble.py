@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 
 from . import ir, runtime, runtime_span
-from .autodiff import backward
+from .backward import backward
 from .build import Equations
 from .emit_torch import emit_module
 from .ir import Graph
@@ -81,9 +81,20 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         functions |= {name: graph, f"{name}_saving": forward, f"{name}_backward": back}
         classes.append(_function(name, graph, forward, back, params))
     calls = [f"call_{name}" for name in graphs]
-    surround = [runtime.to_chunks, runtime.to_windows, runtime.from_chunks, runtime.pieces, runtime.blocks, runtime.in_sequence, runtime.overlapping]
+    surround = [
+        runtime.to_chunks,
+        runtime.to_windows,
+        runtime.from_chunks,
+        runtime.pieces,
+        runtime.blocks,
+        runtime.in_sequence,
+        runtime.overlapping,
+    ]
     if "history" in graphs:
-        call, helpers = f"run_span, {', '.join(calls)}", [f for _, f in inspect.getmembers(runtime_span, inspect.isfunction) if f.__module__ == runtime_span.__name__]
+        call, helpers = (
+            f"run_span, {', '.join(calls)}",
+            [f for _, f in inspect.getmembers(runtime_span, inspect.isfunction) if f.__module__ == runtime_span.__name__],
+        )
     else:
         found = [f"call_{name}" if name in graphs else "None" for name in ("chunks", "resume")]
         call, helpers = f"run_pieces, {', '.join(found)}", [runtime.run_pieces, runtime.pack]
@@ -111,8 +122,14 @@ def _function(name: str, graph: Graph, forward: Graph, back: Graph, params: Sequ
     saved = list(forward.labels[results:])
     grads = [f"grad_{label}" for label in forward.labels[:results]]
     return FUNCTION.format(
-        title=name.capitalize(), name=name, results=results, inputs=len(params), names=(*params, *saved, *grads),
-        labels=tuple(back.labels), wanted=tuple(p.attrs["name"] for p in back.params), params=tuple(params),
+        title=name.capitalize(),
+        name=name,
+        results=results,
+        inputs=len(params),
+        names=(*params, *saved, *grads),
+        labels=tuple(back.labels),
+        wanted=tuple(p.attrs["name"] for p in back.params),
+        params=tuple(params),
     )
 
 
@@ -121,16 +138,30 @@ def _head(eq: Equations, plan: str, title: str, chunk: int) -> str:
     gates = [n for n in spec.roles() if n not in eq.rule.constants or (n == "window_gate" and eq.window > 1)]
     params = {n: tuple(eq.sizes[a] for a in axes) for n, axes in zip(eq.rule.init_params(), eq.params.values(), strict=True)}
     rule = {
-        "window": eq.window, "chunk": chunk, "semantic": eq.grad_at == "chunk", "gates": tuple(gates),
-        "numbers": largest(eq, chunk), "weights": tuple(n for n in eq.weights if n not in eq.infinite), "slots": eq.slots, "params": params,
+        "window": eq.window,
+        "chunk": chunk,
+        "semantic": eq.grad_at == "chunk",
+        "gates": tuple(gates),
+        "numbers": largest(eq, chunk),
+        "weights": tuple(n for n in eq.weights if n not in eq.infinite),
+        "slots": eq.slots,
+        "params": params,
     }
     if eq.infinite:
         rule |= {"infinite": {n: eq.sizes[eq.weights[n][0]] for n in eq.infinite}, "scales": 3 if eq.slots else 1}
     sizes = ", ".join(f"{axis}={size}" for axis, size in eq.sizes.items())
     rows = [
-        f'"""{title}: plan {plan}, {sizes}.', "",
-        "Axes: n chunks, g = batch * heads, t tokens of a chunk, s the same with the window's tokens in front; widths above.", '"""',
-        "", "import torch", "from torch import Tensor", "", *([f"BLOCK = {runtime_span.BLOCK}"] if eq.infinite else [f"BLOCK = {runtime.BLOCK}", f"SEGMENT = {runtime.SEGMENT}"]), "RULE = {",
-        *(f"    {key!r}: {value!r}," for key, value in rule.items()), "}",
+        f'"""{title}: plan {plan}, {sizes}.',
+        "",
+        "Axes: n chunks, g = batch * heads, t tokens of a chunk, s the same with the window's tokens in front; widths above.",
+        '"""',
+        "",
+        "import torch",
+        "from torch import Tensor",
+        "",
+        *([f"BLOCK = {runtime_span.BLOCK}"] if eq.infinite else [f"BLOCK = {runtime.BLOCK}", f"SEGMENT = {runtime.SEGMENT}"]),
+        "RULE = {",
+        *(f"    {key!r}: {value!r}," for key, value in rule.items()),
+        "}",
     ]
     return "\n".join(rows)

@@ -1,6 +1,6 @@
 """Reverse mode on the graph: gradients are nodes of the same graph, so they print, fuse and differentiate again.
 
-Where it sits: the plans take inner gradients with `vjp`; the pipeline splits a graph into two with `backward`.
+Where it sits: the plans take inner gradients with `vjp`; `backward.py` splits a graph into two.
 
 Invariant: a cotangent has exactly the axes, as a set, of the node it belongs to.
 """
@@ -359,56 +359,3 @@ RULES: Mapping[Op, Callable[[Node, Any, Sequence[bool]], Sequence[Any]]] = {
     Op.SCAN: _scan,
     Op.GET: lambda node, grad, wanted: ({node.attrs["index"]: grad},),
 }
-
-
-# forward and backward as two graphs
-
-
-def backward(graph: Graph, wrt: Sequence[str]) -> tuple[Graph, Graph]:
-    """(forward, backward). Forward is `graph` with what backward needs of its loops and solves as extra results.
-
-    backward params: those of `graph` it uses, the saved values under their labels in forward, and "grad_" + label for
-    each result. Its results are labelled by the names in `wrt` and laid out like those parameters; a missing name has a
-    gradient of zero. All that is not saved is computed again.
-    """
-    labels = graph.labels or tuple(f"result{i}" for i in range(len(graph.results)))
-    forward = saving(graph)
-    cotangents = [param(f"grad_{label}", r.axes) for label, r in zip(labels, forward.results, strict=True)]
-    found = zip(wrt, vjp(forward.results, cotangents, [forward.param(n) for n in wrt]), strict=True)
-    grads = {name: ir.in_order(grad, forward.param(name).axes) for name, grad in found if grad is not None}
-    inside = set(forward.nodes())
-    saved: dict[Any, Node] = {}
-    sources: list[Node] = []
-
-    def keep(node: Node) -> Node:
-        key = (node.args[0], node.attrs["index"]) if node.op is Op.GET else node
-        if key not in saved:
-            saved[key] = param(f"saved_{len(saved)}", node.axes, node.where)
-            sources.append(node)
-        return saved[key]
-
-    def cut(node: Node, args: tuple[Node, ...]) -> Node:
-        if (node.op is Op.SOLVE and node in inside) or (node.op is Op.GET and node.args[0] in inside):
-            return keep(node)
-        return node if args == node.args else node.replace(args=args)
-
-    pulled = ir.rebuild(Graph((), tuple(grads.values())), cut).results
-    used = set(Graph((), pulled).nodes())
-    kept = [(s, p) for s, p in zip(sources, saved.values(), strict=True) if p in used]
-    params = tuple(p for p in (*forward.params, *(p for _, p in kept), *cotangents) if p in used)
-    results = (*forward.results, *(s for s, _ in kept))
-    widened = Graph(forward.params, results, (*labels, *(p.attrs["name"] for _, p in kept)))
-    return _without_idle_saves(widened), Graph(params, pulled, tuple(grads))
-
-
-def _without_idle_saves(graph: Graph) -> Graph:
-    """Loops whose saved carries nobody reads do not save."""
-    users = graph.users()
-
-    def change(node: Node, args: tuple[Node, ...]) -> Node:
-        attrs = node.attrs
-        if node.body is not None and all(user.attrs["index"] < len(node.body.results) for user in users[node]):
-            attrs = {**attrs, "save": False} if attrs["save"] else attrs
-        return node if args == node.args and attrs is node.attrs else node.replace(args=args, attrs=attrs)
-
-    return ir.rebuild(graph, change)

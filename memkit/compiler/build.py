@@ -76,9 +76,18 @@ def build(rule: Rule) -> Equations:
     slots = tuple(spec.optimizer.init(torch.zeros(2, 2)))
     make = _Tracer(rule, weights, params, slots, sizes)
     return Equations(
-        rule, make.features(), make.kernel(), make.predict(), make.slope(),
-        {n: make.retain(n) for n in weights}, {n: make.update(n) for n in weights},
-        weights, slots, {identifier(n): a for n, a in params.items()}, sizes, tuple(rule.infinite),
+        rule,
+        make.features(),
+        make.kernel(),
+        make.predict(),
+        make.slope(),
+        {n: make.retain(n) for n in weights},
+        {n: make.update(n) for n in weights},
+        weights,
+        slots,
+        {identifier(n): a for n, a in params.items()},
+        sizes,
+        tuple(rule.infinite),
     )
 
 
@@ -116,7 +125,14 @@ def _axis_of(size: int, values: int, sizes: dict[str, int]) -> str:
 class _Tracer:
     """Traces one formula after another, with the names and sizes they share."""
 
-    def __init__(self, rule: Rule, weights: dict[str, tuple[str, str]], params: dict[str, tuple[str, ...]], slots: tuple[str, ...], sizes: dict[str, int]) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        weights: dict[str, tuple[str, str]],
+        params: dict[str, tuple[str, ...]],
+        slots: tuple[str, ...],
+        sizes: dict[str, int],
+    ) -> None:
         self.rule, self.spec, self.weights, self.params, self.slots, self.sizes = rule, rule.spec, weights, params, slots, sizes
 
     def _trace(self, what: str, fn, inputs: dict[str, tuple[str, ...]]) -> Graph:

@@ -11,7 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from .interpret import FUNCTION_MEANING
 from .ir import Graph, GraphError, Node, Op
 from .terms import (
-    Factor, Factors, Rewrites, Sum, Symbol, Table, bound, canonical, collect, constant, free_indices, multiplied, ordered, renamed, value_of,
+    Factor,
+    Factors,
+    Rewrites,
+    Sum,
+    Symbol,
+    Table,
+    bound,
+    canonical,
+    collect,
+    constant,
+    free_indices,
+    multiplied,
+    ordered,
+    renamed,
+    value_of,
 )
 
 WIDEST = 96  # terms a product may be distributed into; a wider one keeps its sums as they are

@@ -196,9 +196,9 @@ class Body:
             return value
         return self.bind(value, self.hints.get(node) or hint(node))
 
-    def bind(self, value: Value, hint: str = "") -> Value:
-        """`value` under a name of its own, unless it has one."""
-        if value.named:
+    def bind(self, value: Value, hint: str = "", again: bool = False) -> Value:
+        """`value` under a name of its own, unless it has one; `again` gives it one more."""
+        if value.named and not again:
             return value
         name = self.names.new(hint or "x")
         self.line(f"{name} = {value.text}", value.axes)
@@ -360,7 +360,8 @@ def _advance(inner: Body, graph: Graph, carries: int) -> None:
         if result is not param:
             pairs.append((inner.values[param], new))
     if sum(len(f"{old.text}{new.text}{old.axes}") for old, new in pairs) > LINE:
-        pairs = [(old, inner.bind(new, f"{old.text}_next")) for old, new in pairs]
+        carried = {old.text for old, _ in pairs}
+        pairs = [(old, inner.bind(new, f"{old.text}_next", again=new.text in carried)) for old, new in pairs]
         for old, new in pairs:
             inner.line(f"{old.text} = {new.text}", old.axes)
     elif pairs:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from . import runtime, runtime_triton
-from .autodiff import backward
+from .backward import backward
 from .build import Equations
 from .ir import Graph, in_order
 from .kernels import functions
@@ -87,7 +87,7 @@ def _module(eq: Equations, plan: str, title: str, chunk: int, made: Mapping[str,
     for function in made.values():
         parts += [s.text for s in function.sources]
         parts.append(_wrapper(function))
-    surround = [runtime.pieces, runtime.in_sequence, *(getattr(runtime_triton, n) for n in ("view_chunks", "view_windows", "run_views", "from_views", "pack_views"))]
+    surround = [runtime.pieces, runtime.blocks, runtime.in_sequence, *(getattr(runtime_triton, n) for n in ("view_chunks", "view_windows", "run_views", "from_views", "pack_views"))]
     parts += [inspect.getsource(f) for f in surround]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts if p.strip())
 
@@ -106,7 +106,7 @@ def head(eq: Equations, plan: str, title: str, chunk: int) -> str:
         "N chunks of at most LT tokens, g = b * H + h. Values a program keeps for itself lie in `scratch` (called mine), those that kernels share in",
         "arrays of their own; both are F. Products take operands of type D (precision P), systems are solved in F (precision S).", '"""', "",
         "import torch", "import triton", "import triton.language as tl", "from torch import Tensor", "",
-        f"SCRATCH = {runtime_triton.SCRATCH}  # bytes that one kernel's programs may keep for themselves", "RULE = {",
+        f"SCRATCH = {runtime_triton.SCRATCH}  # bytes that one kernel's programs may keep for themselves", f"BLOCK = {runtime.BLOCK}", "RULE = {",
         *(f"    {key!r}: {value!r}," for key, value in rule.items()), "}",
     ]  # fmt: skip
     return "\n".join(rows)

@@ -31,6 +31,7 @@ class Value:
     rank: int = ATOM
     kind: str = "tensor"  # "tensor" | "bool" | "number": a Python float, no tensor at all
     product: Product | None = None
+    factors: tuple[Value, Value] | None = None  # of an elementwise product, aligned with `axes`
 
     def bound(self, rank: int) -> str:
         """The text, in parentheses where an operation of this rank would tear it apart."""
@@ -61,6 +62,12 @@ def infix(sign: str, rank: int, a: Value, b: Value, axes: Sequence[str]) -> Valu
     # a @ b next to * is legal Python without parentheses, and unreadable
     left = f"({a.text})" if " @ " in a.text and a.rank == PRODUCT and sign != "+" and sign != "-" else a.bound(rank)
     return Value(f"{left} {sign} {b.bound(rank + 1)}", tuple(axes), rank)
+
+
+def times(a: Value, b: Value, order: Sequence[str]) -> Value:
+    """The elementwise product, over dimensions in this order."""
+    a, b = arrange(a, order), arrange(b, order)
+    return replace(infix("*", PRODUCT, a, b, order), factors=(a, b))
 
 
 # ---- views
@@ -138,10 +145,10 @@ def contract(a: Value, b: Value, axes: Sequence[str], bind: Namer) -> Value:
             return other
     if not shared:
         order = broadcast_order((a, b), axes)
-        return infix("*", PRODUCT, arrange(a, order), arrange(b, order), order)
+        return times(a, b, order)
     if not left and not right:
         order = broadcast_order((a, b), a.axes)
-        both = infix("*", PRODUCT, arrange(a, order), arrange(b, order), order)
+        both = times(a, b, order)
         return both.then(f".sum({dims(both, shared)})", [x for x in order if x not in shared])
     if not right or (left and _last(axes, right, left)):
         return matrix_product(a, b, axes, shared, bind)

@@ -13,7 +13,8 @@ Grammar (every value is one `Node`; axes are names, unique within a node, and da
              | WINDOWS s->outer,inner (x) | FOLD (x) | MERGE t,j->r (x) | SPLIT r->t,j (x) | SELECT t (x) | PLACE (x, like)
              | SOLVE i,j (L, b) | MASKED_PRODUCT(z, x, c, d) | SCAN body | GET i (scan)
 
-Axis letters: n chunk, g batch and head in one, t token (row), u/s token (column), j window slot, r row and c column of a solve; others are widths.
+Axis letters: n chunk, g batch and head in one, t token (row), u/s token (column), j window slot,
+r row and c column of a solve; others are widths.
 """
 
 from __future__ import annotations
@@ -283,8 +284,14 @@ def masked_product(z: Node, x: Node, c: Node, d: Node, contract: Sequence[str], 
 
 
 def scan(
-    body: Graph, carries: Sequence[Node], slices: Sequence[Node], consts: Sequence[Node] = (), *,
-    axis: str = "n", reverse: bool = False, save: bool = False,
+    body: Graph,
+    carries: Sequence[Node],
+    slices: Sequence[Node],
+    consts: Sequence[Node] = (),
+    *,
+    axis: str = "n",
+    reverse: bool = False,
+    save: bool = False,
 ) -> list[Node]:
     """Run `body` along `axis`; returns its results as GET nodes: final carries, stacked outputs, then (save) stacked starting carries.
 
@@ -331,7 +338,9 @@ def inline(graph: Graph, env: Mapping[str, Node]) -> list[Node]:
     """
     new: dict[Node, Node] = {}
     for node in graph.nodes():
-        new[node] = env[node.attrs["name"]] if node.op is Op.PARAM and node.attrs["name"] in env else lift(node, [new[a] for a in node.args])
+        new[node] = (
+            env[node.attrs["name"]] if node.op is Op.PARAM and node.attrs["name"] in env else lift(node, [new[a] for a in node.args])
+        )
     return [new[r] for r in graph.results]
 
 

@@ -137,9 +137,8 @@ def isomorphic(a: networkx.DiGraph, b: networkx.DiGraph) -> bool:
     if colours is None:
         return False
     for graph, found in zip((a, b), colours, strict=True):
-        networkx.set_node_attributes(graph, found, "colour")
-    matcher = networkx.algorithms.isomorphism.DiGraphMatcher(a, b, node_match=lambda x, y: x["label"] == y["label"] and x["colour"] == y["colour"])
-    return matcher.is_isomorphic()
+        networkx.set_node_attributes(graph, found, "colour")  # a colour tells the label, too
+    return networkx.vf2pp_is_isomorphic(a, b, node_label="colour")
 
 
 def _refined(a: networkx.DiGraph, b: networkx.DiGraph) -> tuple[dict[int, int], dict[int, int]] | None:

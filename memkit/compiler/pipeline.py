@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -86,7 +87,9 @@ class CompiledRule(Rule):
         self.plan, self.source = self.compiled.choice.name, self.compiled.source
         self._module = _module(self.source, spec.name)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState) -> tuple[Tensor, MemoryState]:
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState
+    ) -> tuple[Tensor, MemoryState]:
         if self.spec.window.size > 1 and "window_gate" in self.constants:
             shape = (*v.shape[:3], self.spec.window.size)
             gates = {**gates, "window_gate": v.new_full((), self.constants["window_gate"]).expand(shape)}
@@ -99,15 +102,18 @@ class CompiledRule(Rule):
         choice, known = self.compiled.choice, self.compiled.facts
         rows = [f"plan: {choice.name}" + (" (pinned)" if choice.pinned else "")]
         rows += [f"  not {name}: {why or 'accepts too, but comes later'}" for name, why in choice.refused]
-        rows.append(f"chunk: {self.compiled.chunk} tokens, " + ("part of the meaning" if known.grad_at == "chunk" else "no effect on results"))
+        rows.append(
+            f"chunk: {self.compiled.chunk} tokens, " + ("part of the meaning" if known.grad_at == "chunk" else "no effect on results")
+        )
         return "\n".join(rows)
 
 
-_CACHE: dict[tuple[str, int, int, str], Compiled] = {}
+_CACHE: dict[tuple[Any, ...], Compiled] = {}
 
 
 def _compiled(spec: LayerSpec, key_dim: int, value_dim: int, plan: str) -> Compiled:
-    key = (spec.model_dump_json(exclude={"name", "source", "layer"}), key_dim, value_dim, plan)
+    kinds = tuple(type(component) for _, component in spec.components())  # a kind can be written anew under its old name
+    key = (spec.model_dump_json(exclude={"name", "source", "layer"}), kinds, key_dim, value_dim, plan)
     if key not in _CACHE:
         _CACHE[key] = compile_spec(Rule(spec, key_dim, value_dim), plan)
     return _CACHE[key]
@@ -131,4 +137,3 @@ def compile_rule(spec: LayerSpec, key_dim: int, value_dim: int, *, backend: str 
     if backend not in ("auto", "torch"):
         raise KernelError(f"backend {backend!r}", "auto or torch", "", "backend")
     return CompiledRule(spec, key_dim, value_dim, plan)
-

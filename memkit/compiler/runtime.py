@@ -92,9 +92,14 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
         gates["window_gate"] = in_sequence(gates["window_gate"], position)
     elif "window_gate" in gates:
         gates["window_gate"] = gates["window_gate"][..., 0]
-    carried = [w.reshape(-1, *w.shape[2:]) for w in (*state["weights"].values(), *(s for own in state["slots"].values() for s in own.values()))]
+    carried = [
+        w.reshape(-1, *w.shape[2:]) for w in (*state["weights"].values(), *(s for own in state["slots"].values() for s in own.values()))
+    ]
     anchor = [w.reshape(-1, *w.shape[2:]) for w in state["anchor"].values()]
-    learned = [p.expand(heads, *shape).expand(batch, heads, *shape).reshape(-1, *shape) for p, shape in ((params[n], s) for n, s in rule["params"].items())]
+    learned = [
+        p.expand(heads, *shape).expand(batch, heads, *shape).reshape(-1, *shape)
+        for p, shape in ((params[n], s) for n, s in rule["params"].items())
+    ]
     outputs = []
     most = max(1, SEGMENT // (batch * heads * rule["numbers"]))  # intermediates of one call stay in the cache
     if forward is None:
@@ -102,7 +107,9 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
     else:
         bounds = pieces(tokens, position, rule["chunk"], rule["semantic"], most)
     sizes = [stop - start for start, stop, _ in bounds]
-    parts = zip(bounds, q.split(sizes, 1), *(overlapping(x, sizes, before) for x in (keys, values)), *(g.split(sizes, 1) for g in gates.values()))
+    parts = zip(
+        bounds, q.split(sizes, 1), *(overlapping(x, sizes, before) for x in (keys, values)), *(g.split(sizes, 1) for g in gates.values())
+    )
     for (start, stop, chunks), q_part, k_part, v_part, *gate_parts in parts:
         sequences = [to_chunks(q_part, chunks), *(to_windows(x, chunks, before) for x in (k_part, v_part))]
         sequences += [to_chunks(g, chunks) for g in gate_parts]

@@ -29,7 +29,10 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
         gates["window_gate"] = gates["window_gate"][..., 0]
     carried = [flat(w) for w in (*state["weights"].values(), *(s for own in state["slots"].values() for s in own.values()))]
     anchor = [flat(w) for w in state["anchor"].values()]
-    learned = [p.expand(heads, *shape).expand(batch, heads, *shape).reshape(-1, *shape) for p, shape in ((params[n], s) for n, s in rule["params"].items())]
+    learned = [
+        p.expand(heads, *shape).expand(batch, heads, *shape).reshape(-1, *shape)
+        for p, shape in ((params[n], s) for n, s in rule["params"].items())
+    ]
     span, semantic, finite = state["span"], rule["semantic"], len(rule["weights"])
     past = first_blocks(rule, span)
     held = anchor_block(rule, span) if semantic else None
@@ -40,7 +43,12 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
         if semantic and (position + start) % rule["chunk"] == 0:
             anchor, held = [w.view_as(w) for w in carried[:finite]], None  # torch.compile takes no tensor twice
         seen = contributions(rule, history, past, held, x_q, x_k, learned)
-        sequences = [x_q, x_k, to_windows(values[:, start : stop + before], 0, before), *(to_chunks(g[:, start:stop], 0) for g in gates.values())]
+        sequences = [
+            x_q,
+            x_k,
+            to_windows(values[:, start : stop + before], 0, before),
+            *(to_chunks(g[:, start:stop], 0) for g in gates.values()),
+        ]
         y, *rest = step(*sequences, *carried, *(anchor if semantic else ()), *learned, *seen)
         outputs.append(from_chunks(y, batch, False))
         if semantic and held is None:
@@ -92,7 +100,9 @@ def aged(block, left):
 
 def merged(blocks):
     """Small neighbours at the end joined, so that the number of blocks stays small; full blocks are never copied again."""
-    while len(blocks) > 1 and blocks[-2][0].shape[1] + blocks[-1][0].shape[1] <= BLOCK and blocks[-1][0].shape[1] * 2 > blocks[-2][0].shape[1]:
+    while (
+        len(blocks) > 1 and blocks[-2][0].shape[1] + blocks[-1][0].shape[1] <= BLOCK and blocks[-1][0].shape[1] * 2 > blocks[-2][0].shape[1]
+    ):
         (k1, e1, s1), (k2, e2, s2) = blocks[-2:]
         joined = (torch.cat([k1, k2], 1), [torch.cat(p, 1) for p in zip(e1, e2)], [torch.cat(p, 1) for p in zip(s1, s2)])
         blocks = [*blocks[:-2], joined]

@@ -61,11 +61,15 @@ def run_views(forward, resume, rule, q, k, v, gates, params, state):
     anchor = list(state["anchor"].values())
     learned = [params[n].expand(batch, heads, *shape) for n, shape in rule["params"].items()]
     outputs = []
-    for start, stop, chunks in pieces(tokens, position, rule["chunk"], rule["semantic"]):  # noqa: F821
+    if forward is None:
+        bounds = blocks(tokens, position, rule["chunk"], BLOCK)  # noqa: F821
+    else:
+        bounds = pieces(tokens, position, rule["chunk"], rule["semantic"], tokens)  # noqa: F821
+    for start, stop, chunks in bounds:
         sequences = [view_chunks(q[:, start:stop], chunks)]
         sequences += [view_windows(x[:, start : stop + before], chunks, before) for x in (keys, values)]
         sequences += [view_chunks(g[:, start:stop], chunks) for g in gates.values()]
-        if rule["semantic"] and chunks:
+        if rule["semantic"] and (position + start) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]
         call = forward if chunks else resume
         y, *carried = call(*sequences, *carried, *([] if chunks else anchor), *learned)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from . import ir
 from .autodiff import vjp
 from .build import Equations
-from .ir import Graph, Node
+from .ir import Graph, Node, Op
 
 
 @dataclass(frozen=True)
 class TokenGraph:
-    """`graph` with results labelled y, kernel, next.<weight>, next.<weight>.<slot>; inputs q, k, v, old_k, old_v, inside, gate.*,
-    param.*, weight<i>, weight<i>.<slot>, anchor<i>, phi_*. chunk: tokens that share the anchors, 0 where the graph has none.
+    """`graph` with results labelled y, phi or kernel, next.weight<i>, next.weight<i>.<slot>; inputs q, k, v, old_k, old_v, inside,
+    gate.*, param.*, weight<i>, weight<i>.<slot>, anchor<i>, phi_*, x. chunk: tokens that share the anchors, 0 where the graph has none.
 
     names: weight<i> -> the spec's own name. sizes: length of every input's axes, by input.
     """
@@ -66,10 +66,21 @@ class _Token:
         return self.gate("window_gate"), ir.mul(older, inside)
 
     def feature(self, x: Node, name: str) -> Node:
-        own = {n: self.params[n] for n in self.eq.params if n.startswith("features_")}
-        if self.eq.features is None:
+        """phi(x): a symbol of its own, said once what it is, unless it is x itself."""
+        graph = self.eq.features
+        if graph is None or _bare(graph.results[0]).op is not Op.PARAM:
             return self.input(f"phi_{name}", (*(a for a in x.axes if a == "j"), "f"))
-        return ir.inline(self.eq.features, {"x": x, **own})[0]
+        return ir.inline(graph, {"x": x})[0]
+
+    def about_features(self) -> dict[str, Node]:
+        """What the symbol phi stands for: its entries, or its kernel where only that exists."""
+        own = {n: self.params[n] for n in self.eq.params if n.startswith("features_")}
+        if "phi_q" not in self.inputs:
+            return {}
+        if self.eq.features is not None:
+            return {"phi": ir.inline(self.eq.features, {"x": self.input("x", ("k",)), **own})[0]}
+        assert self.eq.kernel is not None
+        return {"kernel": ir.inline(self.eq.kernel, {"a": self.input("x", ("k",)), "b": self.input("x2", ("k",)), **own})[0]}
 
     def predict(self, weights: Mapping[str, Node], x: Node, name: str) -> Node:
         return ir.inline(self.eq.predict, {**weights, **self.params, "f": self.feature(x, name), "x": x})[0]
@@ -114,9 +125,13 @@ class _Token:
             results |= {f"next.weight{i}": after[n], **{f"next.weight{i}.{s}": x for s, x in zip(slots, new, strict=True)}}
         query = self.input("q", ("k",))
         results["y"] = self.predict(self.weights if eq.read_before else after, query, "q")
-        if eq.features is None and eq.kernel is not None:
-            own = {n: self.params[n] for n in eq.params if n.startswith("features_")}
-            (results["kernel"],) = ir.inline(eq.kernel, {"a": query, "b": self.input("k", ("k",)), **own})
+        results |= self.about_features()
         names = {f"weight{i}": n for i, n in enumerate(self.weights, 1)}
         graph = Graph(tuple(self.inputs.values()), tuple(results.values()), tuple(results))
         return TokenGraph(graph, size if size > 1 else 0, names, self.sizes)
+
+
+def _bare(node: Node) -> Node:
+    while node.op is Op.RENAME:
+        node = node.args[0]
+    return node

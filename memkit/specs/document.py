@@ -138,7 +138,7 @@ def read_file(path: Path) -> str:
     if len(raw) > MAX_BYTES:
         raise SpecError(f"more than {MAX_BYTES // 1024} KiB", "a spec: a few dozen lines of YAML", "", where)
     try:
-        return raw.decode("utf-8-sig")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         got = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
         raise SpecError(got, "text in UTF-8", "save the file as UTF-8", where) from None

@@ -49,9 +49,7 @@ class MemkitError(Exception):
 class SpecError(MemkitError):
     """A spec that cannot be read or has no meaning. `problems` lists every mistake found, this one included."""
 
-    def __init__(
-        self, got: str, expected: str = "", hint: str = "", where: str = "", problems: Sequence[MemkitError] = ()
-    ) -> None:
+    def __init__(self, got: str, expected: str = "", hint: str = "", where: str = "", problems: Sequence[MemkitError] = ()) -> None:
         self.problems: tuple[MemkitError, ...] = tuple(problems)
         super().__init__(got, expected, hint, where)
         self.problems = self.problems or (self,)

@@ -189,7 +189,7 @@ def _merge(base: Document, over: Document, path: KeyPath) -> None:
                 if over.values:
                     base.values[inner] = over.where(inner)
                 continue
-        _put(base, inner, _copy(value))
+        _put(base, inner, value)
         base.move(inner, over, inner)
         if not over.values:  # from Python
             base.python.add(inner)
@@ -202,7 +202,7 @@ def override(document: Document, overrides: Mapping[str, object]) -> None:
     plain = from_python(overrides)
     paths = sorted(((tuple(name.split(".")), value) for name, value in plain.items()), key=lambda p: (len(p[0]), p[0][-1] != "kind"))
     for path, value in paths:
-        _override(document, path, _copy(value))
+        _override(document, path, value)
 
 
 def _override(document: Document, path: tuple[str, ...], value: Any) -> None:
@@ -223,13 +223,6 @@ def _override(document: Document, path: tuple[str, ...], value: Any) -> None:
     _put(document, path, value)
     document.forget(path)
     document.python.add(path)
-
-
-def _copy(value: Any) -> Any:
-    """A copy that shares nothing, also where an alias made two places share."""
-    if isinstance(value, dict):
-        return {k: _copy(v) for k, v in value.items()}
-    return [_copy(v) for v in value] if isinstance(value, list) else value
 
 
 def _get(data: Any, path: KeyPath) -> Any:
@@ -270,7 +263,10 @@ def _slot(data: Mapping[str, Any], path: KeyPath) -> FieldInfo | None:
 
 
 def _expand(document: Document, path: KeyPath) -> None:
-    """Write the section at `path` in its long form: a bare kind as {kind: ...}, an absent one as its default."""
+    """Write the section at `path` in its long form: a bare kind as {kind: ...}, an absent one as its default.
+
+    A mapping is replaced by a copy: aliases may have put it in other places too.
+    """
     slot = _slot(document.data, path)
     if slot is None:
         return

@@ -155,7 +155,9 @@ class Chain(MemoryNet):
             if "skip" in step and widths[-1 - step["skip"]] != width:
                 raise SpecError(
                     f"skip over {step['skip']} steps joins widths {widths[-1 - step['skip']]} and {width}",
-                    "two equal widths", "change the expansions in between", f"memory.steps.{i}",
+                    "two equal widths",
+                    "change the expansions in between",
+                    f"memory.steps.{i}",
                 )
             widths.append(width)
         if widths[-1] != values or not shapes:

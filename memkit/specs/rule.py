@@ -13,7 +13,7 @@ from torch import Tensor
 from .errors import ShapeError, SpecError
 from .gate import Number
 from .layer import LayerSpec
-from .state import MemoryState, Slots, Span, Weights
+from .state import MemoryState, Slots, Span, Weights, flatten
 
 Gates = Mapping[str, Tensor]
 
@@ -41,14 +41,17 @@ class Rule:
             raise SpecError(
                 f"memory.residual: true with key_dim {key_dim} and value_dim {value_dim}",
                 "key_dim = value_dim, since the residual adds the raw key to a value",
-                "memory.residual: false, or equal widths", "memory.residual",
+                "memory.residual: false, or equal widths",
+                "memory.residual",
             )
         self.finite = spec.features.finite()
         self.width = spec.features.width(key_dim) if self.finite else 0
         if self.width > MAX_WIDTH:
             raise SpecError(
                 f"features: {spec.features.kind} gives {self.width:,} features for key_dim {key_dim}",
-                f"at most {MAX_WIDTH:,}", "a lower degree or a smaller key_dim", "features",
+                f"at most {MAX_WIDTH:,}",
+                "a lower degree or a smaller key_dim",
+                "features",
             )
         self.infinite = () if self.finite else tuple(n for n, s in spec.memory.shapes(_PROBE, value_dim).items() if s[-1] == _PROBE)
         self.shapes = {n: s for n, s in spec.memory.shapes(self.width, value_dim).items() if n not in self.infinite}
@@ -93,8 +96,17 @@ class Rule:
         return Span(like.new_zeros(batch, 0, heads, self.key_dim), empty, slots, dict(empty) if chunked else {})
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, gates: Gates, weights: Mapping[str, Tensor], params: Mapping[str, Tensor] | None = None,
-        state: MemoryState | None = None, *, debug: bool = False, check: bool = False,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: Gates,
+        weights: Mapping[str, Tensor],
+        params: Mapping[str, Tensor] | None = None,
+        state: MemoryState | None = None,
+        *,
+        debug: bool = False,
+        check: bool = False,
     ) -> tuple[Tensor, MemoryState]:
         """Run the rule over a piece of a sequence.
 
@@ -105,7 +117,7 @@ class Rule:
             params: learned scalars as `init_params` names them; None takes their start.
             state: what an earlier call returned, or None for a fresh sequence.
             debug: check that gates are finite and in range (costs a pass over them).
-            check: check outputs and states for non-finite values and name the first token and head.
+            check: look for non-finite values in outputs and states, and name the first token, its head, gates and what blew up.
 
         Returns:
             y [B, T, H, V] in v's dtype, and the state after the last token. Inside, everything is float32, or float64 if v is.
@@ -123,11 +135,13 @@ class Rule:
         state = self.init_state(v.shape[0], {n: w.to(dtype) for n, w in weights.items()}, vf) if state is None else _cast(state, dtype)
         with torch.autocast(v.device.type, enabled=False):
             y, after = self.run(qf, kf, vf, gf, pf, state)
-        if check:
-            self._check_finite(y, after, gf)
+            if check and not _finite(y, after):
+                raise self._blown_up({"q": qf, "k": kf, "v": vf}, gf, pf, state)
         return y.to(v.dtype), after
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState) -> tuple[Tensor, MemoryState]:
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState
+    ) -> tuple[Tensor, MemoryState]:
         """The computation itself, on checked tensors of one dtype."""
         raise NotImplementedError
 
@@ -198,23 +212,41 @@ class Rule:
                 at = [int(i) for i in bad.nonzero()[0]]
                 span = f"[{role.low:g}, {high:g}]" if role.high is not None else f"finite and >= {role.low:g}"
                 raise ShapeError(
-                    f"{name} = {g[tuple(at)].item():g} at batch {at[0]}, token {at[1]}, head {at[2]}", span,
-                    "pass the gate itself, not its logarithm or logit", f"gates.{name}",
+                    f"{name} = {g[tuple(at)].item():g} at batch {at[0]}, token {at[1]}, head {at[2]}",
+                    span,
+                    "pass the gate itself, not its logarithm or logit",
+                    f"gates.{name}",
                 )
 
-    def _check_finite(self, y: Tensor, state: MemoryState, gates: Gates) -> None:
-        bad = ~torch.isfinite(y.detach())
-        found = bad.nonzero()
-        if not len(found) and all(bool(torch.isfinite(w).all()) for w in state.weights.values()):
-            return
-        if not len(found):
-            raise ShapeError("a non-finite memory after the last token", "finite weights", "smaller step sizes or normalised keys", "state.weights")
-        b, t, h = (int(i) for i in found[found[:, 1].argmin()][:3])
-        values = ", ".join(f"{n} = {[round(x, 4) for x in g[b, t, h].flatten().tolist()[:8]]}" for n, g in gates.items())
-        raise ShapeError(
-            f"a non-finite output at batch {b}, token {t}, head {h}; gates there: {values or 'none'}",
+    @torch.no_grad()
+    def _blown_up(self, inputs: dict[str, Tensor], gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState) -> ShapeError:
+        """The error for outputs or states that are not finite, with the first token at which they are not, found by halving."""
+
+        def run(first: int, last: int) -> tuple[Tensor, MemoryState]:
+            q, k, v = (t[:, first:last] for t in inputs.values())
+            return self.run(q, k, v, {n: g[:, first:last] for n, g in gates.items()}, params, state)
+
+        first, last = 0, inputs["v"].shape[1]
+        while last - first > 1:
+            middle = (first + last) // 2
+            y, after = run(first, middle)
+            first, last, state = (middle, last, after) if _finite(y, after) else (first, middle, state)
+        y, after = run(first, last)
+        tokens = {n: t[:, first] for n, t in inputs.items()} | {f"gates.{n}": g[:, first] for n, g in gates.items()}
+        inner = {n: t for n, t in flatten(after).items() if isinstance(t, Tensor) and n.split(".")[-1] not in ("keys", "values")}
+        name, bad = next((n, t) for n, t in {**tokens, **inner, "the output": y[:, 0]}.items() if not torch.isfinite(t).all())
+        b, h = (int(i) for i in (~torch.isfinite(bad)).nonzero()[0][:2])
+        values = ", ".join(f"{n} = {[round(x, 4) for x in g[b, first, h].flatten().tolist()[:8]]}" for n, g in gates.items())
+        return ShapeError(
+            f"non-finite values, first in {name} at batch {b}, token {first}, head {h}; gates there: {values or 'none'}",
             "finite values", "normalise the keys (layer.key_norm: l2), smaller step sizes, retain below 1", "check",
         )
+
+
+def _finite(y: Tensor, state: MemoryState) -> bool:
+    """Whether the outputs and every tensor of the state are finite."""
+    tensors = (t for t in (y, *flatten(state).values()) if isinstance(t, Tensor))
+    return all(bool(torch.isfinite(t.detach()).all()) for t in tensors)
 
 
 MAX_WIDTH = 200_000

@@ -5,7 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from memkit.compiler import interpret, ir
-from memkit.compiler.autodiff import backward, vjp
+from memkit.compiler.autodiff import vjp
+from memkit.compiler.backward import backward
 from memkit.compiler.ir import Graph, GraphError, Op, param
 from memkit.compiler.simplify import simplify
 from tests.compiler.random_graphs import Builder

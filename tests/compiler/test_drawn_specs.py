@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from memkit.specs.reference import ReferenceRule
@@ -15,6 +15,7 @@ from tests.compiler.agree import check, compiled, oracle_results
 from tests.strategies import Case, cases
 
 ASKED = int(os.environ.get("MEMKIT_DRAWN", "0"))
+LARGE = 1e6  # a memory that blows up multiplies every rounding; such draws are left out
 SHARES = {"token": 90, "decayed": 60, "chunk": 120, "kernel": 50}  # specs of each sort, 320 in all
 
 
@@ -28,8 +29,10 @@ def drawn(sort: str):
 
 def agrees(case: Case) -> None:
     oracle = ReferenceRule(case.spec, case.key_dim, case.value_dim)
+    want = oracle_results(oracle, case.inputs(oracle), case.prefix)
+    assume(all(t.numel() == 0 or t.abs().max() < LARGE for t in want[2].values()))
     rule = compiled(case.spec, case.key_dim, case.value_dim, case.tile)
-    check(rule, oracle_results(oracle, case.inputs(oracle), case.prefix), rule.plan)
+    check(rule, want, rule.plan)
 
 
 @drawn("token")

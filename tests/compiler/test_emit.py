@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memkit.compiler import emit_helpers, ir
-from memkit.compiler.autodiff import backward
+from memkit.compiler.backward import backward
 from memkit.compiler.emit_torch import compile_source, emit, emit_module
 from memkit.compiler.interpret import run
 from memkit.compiler.ir import Graph
@@ -188,6 +188,19 @@ def test_sums_take_products_in() -> None:
         assert body(Graph((a, b, c), (node,))) == f"    return ({line},)\n"
 
 
+def test_sums_take_factors_in() -> None:
+    a, b, c = ir.param("a", ("g", "t")), ir.param("b", ("g", "t", "v")), ir.param("c", ("g", "t", "v"))
+    cases = {
+        ir.add(c, ir.mul(a, b)): "torch.addcmul(c, a[..., None], b)",
+        ir.sub(c, ir.mul(b, a)): "torch.addcmul(c, b, a[..., None], value=-1)",
+        ir.add(ir.mul(b, c), a): "torch.addcmul(a[..., None], b, c)",
+        ir.sub(ir.mul(b, c), a): "b * c - a[..., None]",
+        ir.add(c, ir.mul(ir.const(2.0), b)): "c + 2.0 * b",
+    }
+    for node, line in cases.items():
+        assert body(Graph((a, b, c), (node,))) == f"    return ({line},)\n"
+
+
 def test_lengths_are_read_where_they_are_known() -> None:
     """A node that only lends its shape is not computed."""
     x, y = ir.param("x", ("g", "t")), ir.param("y", ("g", "k"))
@@ -205,6 +218,16 @@ def test_reverse_scan_saves_in_order() -> None:
     values = inputs(graph, {"n": 4, "g": 3})
     agree(function(graph)(*values.values()), run(graph, values))
     assert "for x_n in reversed(x.unbind(0)):" in emit(graph, "f")
+
+
+@pytest.mark.parametrize("name", ["w", "a_rather_long_name_for_something_that_goes_round"])
+def test_carries_change_places(name: str) -> None:
+    x, a, b = ir.param("x", ("n", "g")), ir.param(name, ("g",)), ir.param(f"{name}_2", ("g",))
+    part, first, second = ir.param("x", ("g",)), ir.param(name, ("g",)), ir.param(f"{name}_2", ("g",))
+    outs = ir.scan(Graph((first, second, part), (second, ir.add(first, part))), [a, b], [x])
+    graph = Graph((x, a, b), tuple(outs))
+    values = inputs(graph, {"n": 3, "g": 2})
+    agree(function(graph)(*values.values()), run(graph, values))
 
 
 def test_constants_are_shared_and_survive_inference_mode() -> None:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from memkit.compiler import ir
-from memkit.compiler.autodiff import backward
+from memkit.compiler.backward import backward
 from memkit.compiler.interpret import run
 from memkit.compiler.ir import Graph, Node, Op
 from memkit.compiler.passes.dedupe import dedupe
 from memkit.compiler.passes.fold import fold
 from memkit.compiler.passes.fuse import fuse
 from memkit.compiler.passes.hoist import hoist
+from memkit.compiler.passes.kernel_trick import kernel_trick
 from memkit.compiler.passes.prune import prune
 from memkit.compiler.passes.sink import sink
 from memkit.compiler.show import show
@@ -37,6 +38,7 @@ def by_name(graph: Graph, values: dict[str, Tensor]) -> list[Tensor]:
 
 def same(before: Graph, after: Graph, sizes: dict[str, int] = SIZES) -> None:
     check(after, "tensor")
+    assert [r.axes for r in after.results] == [r.axes for r in before.results]
     values = inputs(before, sizes)
     for a, b in zip(by_name(before, values), by_name(after, values), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, equal_nan=True)
@@ -58,10 +60,11 @@ def test_passes_keep_random_graphs(seed: int) -> None:
     found = dict(zip(forward.labels, run(forward, values), strict=True))
     known = {**values, **found, **{f"grad_{label}": torch.randn_like(found[label]) for label in graph.labels}}
     for now, given in ((graph, values), (back, {p.attrs["name"]: known[p.attrs["name"]] for p in back.params})):
-        expected = by_name(now, given)
+        expected, layout = by_name(now, given), [r.axes for r in now.results]
         for change in (*PASSES, *PASSES):
             now = change(now)
             check(now, "tensor")
+            assert [r.axes for r in now.results] == layout, change.__name__
             assert change(now) is now, change.__name__
         for a, b in zip(expected, by_name(now, given), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
@@ -82,11 +85,11 @@ def test_docstrings_say_what_is_rewritten_and_kept(change: Pass) -> None:
 # ---- loops
 
 
-def loop(new: Callable[..., Node], out: Callable[..., Node], **options: bool) -> Graph:
+def loop(new: Callable[..., Node], out: Callable[..., Node]) -> Graph:
     """W [g,v,k] -> new(W, x, c), y = out(W, x, c) over chunks x [n,g,t,k], with a constant c [g,k]."""
     w, x, c = ir.param("W", ("g", "v", "k")), ir.param("x", ("g", "t", "k")), ir.param("c", ("g", "k"))
     outer = [ir.param("W", w.axes), ir.param("x", ("n", *x.axes)), ir.param("c", c.axes)]
-    outs = ir.scan(Graph((w, x, c), (new(w, x, c), out(w, x, c))), [outer[0]], [outer[1]], [outer[2]], **options)
+    outs = ir.scan(Graph((w, x, c), (new(w, x, c), out(w, x, c))), [outer[0]], [outer[1]], [outer[2]])
     return Graph(tuple(outer), tuple(outs[:2]))
 
 
@@ -169,11 +172,12 @@ def test_hoist_keeps_matrices_a_token_inside() -> None:
 
 
 def test_sink_moves_outputs_behind_the_loop() -> None:
+    def signal(w: Node, x: Node) -> Node:
+        return ir.pointwise("tanh", ir.einsum(x, w, over=("k",)), name="d")
+
     graph = loop(
-        lambda w, x, c: ir.sub(w, ir.einsum(ir.pointwise("tanh", ir.einsum(x, w, over=("k",)), name="d"), x, over=("t",)), name="W"),
-        lambda w, x, c: ir.mul(
-            ir.einsum(ir.mul(x, c), w, over=("k",)), ir.pointwise("tanh", ir.einsum(x, w, over=("k",)), name="d"), name="y"
-        ),
+        lambda w, x, c: ir.sub(w, ir.einsum(signal(w, x), x, over=("t",)), name="W"),
+        lambda w, x, c: ir.mul(ir.einsum(ir.mul(x, c), w, over=("k",)), signal(w, x), name="y"),
     )
     golden(
         sink,
@@ -270,6 +274,48 @@ def test_fuse_leaves_shared_scores_and_weights_alone() -> None:
     c, z = ir.param("c", ("g", "s", "k")), ir.param("z", ("g", "s", "f"))
     update = Graph((w, d, c, z), (ir.einsum(ir.mul(ir.einsum(d, w, over=("v",)), c), z, over=("s",)),))
     assert fuse(update) is update
+
+
+# ---- kernels
+
+
+def monomials(width: int) -> tuple[Graph, Graph]:
+    """The squares and mixed products of a token's entries with a learned factor; and their kernel, factor^2 (a.b)^2."""
+    x, factor = ir.param("x", ("k",)), ir.param("factor", ("p",))
+    pairs = [(i, j) for i in range(width) for j in range(i, width)]
+    weights = ir.tensor(tuple(1.0 if i == j else 2.0**0.5 for i, j in pairs), ("f",))
+    first, second = (ir.gather(x, "k", "f", [p[i] for p in pairs], width) for i in (0, 1))
+    phi = ir.mul(ir.mul(ir.mul(first, second), weights), ir.select(factor, "p", 0))
+    a, b = ir.param("a", ("k",)), ir.param("b", ("k2",))
+    square = ir.pointwise("square", ir.einsum(a, ir.rename(b, {"k2": "k"}), over=("k",)))
+    kernel = ir.mul(square, ir.pointwise("square", ir.select(factor, "p", 0)))
+    return Graph((x, factor), (phi,)), Graph((a, b, factor), (kernel,))
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_kernel_trick(window: int) -> None:
+    features, kernel = monomials(3)
+    q, k, v = ir.param("q", ("g", "t", "k")), ir.param("k", ("g", "s", "k")), ir.param("v", ("g", "t", "v"))
+    factor = ir.param("factor", ("g", "p"))
+    fq, fk = (ir.inline(features, {"x": x, "factor": factor})[0] for x in (q, k))
+    keys = ir.merge(ir.windows(fk, "s", "t", "j", window), ("t", "j"), "r", window) if window else ir.rename(fk, {"s": "r"})
+    graph = Graph((q, k, v, factor), (ir.einsum(fq, keys, over=("f",), name="scores"), ir.einsum(fq, v, over=("t",))))
+    after = kernel_trick(graph, features, kernel)
+    same(graph, after, {"g": 2, "t": 4, "s": 4 + max(window, 1) - 1, "k": 3, "v": 2, "p": 1})
+    assert not any("f" in n.axes for n in Graph((), after.results[:1]).nodes() if n.op is not Op.TENSOR)
+    assert after.results[1] is graph.results[1] and after.results[0].name == "scores"
+    assert kernel_trick(after, features, kernel) is after
+
+
+def test_kernel_trick_leaves_other_products_alone() -> None:
+    features, kernel = monomials(3)
+    q, w, factor = ir.param("q", ("g", "t", "k")), ir.param("W", ("g", "v", "f")), ir.param("factor", ("g", "p"))
+    (phi,) = ir.inline(features, {"x": q, "factor": factor})
+    other = ir.inline(features, {"x": q, "factor": ir.param("other", ("g", "p"))})[0]
+    graph = Graph((q, w, factor, ir.param("other", ("g", "p"))), (ir.einsum(phi, w, over=("f",)),))
+    assert kernel_trick(graph, features, kernel) is graph
+    mixed = Graph((q, factor, other.args[1].args[0]), (ir.einsum(phi, ir.rename(other, {"t": "s"}), over=("f",)),))
+    assert kernel_trick(mixed, features, kernel) is mixed
 
 
 # ---- algebra

@@ -80,6 +80,7 @@ SPECS: Mapping[str, At] = {
     "muon, linear, chunk, window": At({**MUON, **SCALAR, **CHUNK, **WINDOW}, 3, 2),
     "muon, mlp, chunk": At({**MUON, **MLP, **SCALAR, **CHUNK}, 2, 3),
     "muon, dot, token, before": At({**MUON, **DOT, **SCALAR, **WINDOW, **BEFORE}, 2, 3),
+    "muon, dot, channel, polynomial, before": At({**MUON, **DOT, **CHANNEL, **POLYNOMIAL, **BEFORE}, 2, 2),
     "token, mlp": At({**MLP, **SCALAR, **MOMENTUM, **WINDOW}, 2, 3),
     "token, muon, huber, decayed": At({**MUON, **HUBER, **SCALAR, **DECAYED}, 2, 3),
     "token, gated, residual": At({**GATED, **SCALAR, **WINDOW}, 3, 3),

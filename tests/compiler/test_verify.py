@@ -3,7 +3,8 @@
 import pytest
 
 from memkit.compiler import ir
-from memkit.compiler.autodiff import backward, vjp
+from memkit.compiler.autodiff import vjp
+from memkit.compiler.backward import backward
 from memkit.compiler.ir import Graph, GraphError, Node, Op, const, param
 from memkit.compiler.verify import AXES, OPERANDS, check
 from tests.compiler.test_autodiff import STRUCTURE, loop_graph, make, nested_graph

@@ -309,6 +309,9 @@ def test_hostile_files(tmp_path: Path) -> None:
             load_spec(tmp_path / f"{name}.yaml")
         with refused_quickly(part):
             load_spec({"extends": str(tmp_path / f"{name}.yaml")})
+    (tmp_path / "cut.yaml").write_text(f"#{'é' * MAX_BYTES}", encoding="utf-8")  # the limit falls inside a character
+    with refused_quickly("KiB"):
+        load_spec(tmp_path / "cut.yaml")
     with refused_quickly("is no regular file"):
         load_spec(Path("/dev/zero"))
 

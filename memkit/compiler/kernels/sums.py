@@ -69,7 +69,7 @@ def operand(k: Tiles, node: Node, at: Indices) -> str:
     value = k.value(node, at)
     text = k.whole(value)
     guard = both(*(at[a].guard for a in node.axes))
-    if value.masked and value.dims >= {0, 1} or not guard:
+    if (value.masked and value.dims >= {0, 1}) or not guard:
         return text if text.isidentifier() else k.w.let("operand", text)
     return k.w.let("operand", f"tl.where({guard}, {text}, 0.0)")
 

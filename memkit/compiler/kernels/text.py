@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-
 from memkit.compiler.ir import Node, Op
 
 from . import keep

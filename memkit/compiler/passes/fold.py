@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from memkit.compiler import ir
 from memkit.compiler.ir import Graph, Node, Op
+from memkit.compiler.passes.loops import laid_out_as
 from memkit.compiler.simplify import simplify, uniform
 
 
@@ -15,7 +16,7 @@ def fold(graph: Graph) -> Graph:
     rewrite: c x + d x -> (c + d) x        einsum(c x, y) -> c einsum(x, y)
              windows of one slot -> the axis renamed        their fold -> the axis renamed back
              decay(c stretched over n) -> decay(c) stretched over n        decay(1) -> tril(1)
-    keeps: results up to rounding, and their axes as sets
+    keeps: results up to rounding
     """
     while (after := simplify(_once(graph))) is not graph:
         graph = after
@@ -33,7 +34,7 @@ def _once(graph: Graph) -> Graph:
             return found or node
         return found.replace(name=found.name or node.name, where=found.where or node.where)
 
-    return ir.rebuild(graph, change)
+    return laid_out_as(graph, ir.rebuild(graph, change))
 
 
 def _scaled(node: Node) -> tuple[float, Node]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memkit.compiler import ir
 from memkit.compiler.ir import Graph, Node, Op
 
@@ -65,9 +67,11 @@ def _raw(node: Node, pattern: Node, wide: str) -> dict[str, Node] | None:
 
 def _touched(node: Node) -> set[str]:
     """The axes an operation names."""
-    attrs = node.attrs
-    found = {a for key in ("axis", "new", "outer", "inner") for a in ([attrs[key]] if isinstance(attrs.get(key), str) else attrs.get(key, ()))}
-    return found | set(attrs.get("axes", ())) | set(attrs.get("names", {})) | set(dict(attrs.get("names", {})).values())
+    found: set[str] = set()
+    for value in node.attrs.values():
+        parts = [value] if isinstance(value, str) else [*value, *value.values()] if isinstance(value, Mapping) else value
+        found |= {a for a in parts if isinstance(a, str)} if not isinstance(parts, int) else set()
+    return found
 
 
 def _matches(pattern: Node, node: Node, bound: dict[str, Node]) -> bool:

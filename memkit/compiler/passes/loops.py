@@ -103,7 +103,15 @@ def rewrite_loops(graph: Graph, rewrite: Rewrite) -> Graph:
             return node.replace(args=args, attrs={"index": index})
         return node if args == node.args else node.replace(args=args)
 
-    return ir.rebuild(graph, change)
+    return laid_out_as(graph, ir.rebuild(graph, change))
+
+
+def laid_out_as(before: Graph, after: Graph) -> Graph:
+    """`after` with the axes of each result in the order they have in `before`: that is what a caller sees."""
+    if all(a.axes == b.axes for a, b in zip(before.results, after.results, strict=True)):
+        return after
+    results = [a if a.axes == b.axes else ir.einsum(a, ir.const(1.0), b.axes) for a, b in zip(after.results, before.results, strict=True)]
+    return Graph(after.params, tuple(results), after.labels)
 
 
 def reached(roots: Iterable[Node]) -> set[Node]:

@@ -37,7 +37,12 @@ def choose(facts: Facts, pin: str = "auto") -> Choice:
             raise PlanError(f"plan {pin!r}", "auto, " + ", ".join(PLANS), "", "plan")
         if answers[pin] is not None:
             able = [n for n, a in answers.items() if a is None]
-            raise PlanError(f"plan {pin!r} for this spec", f"a spec it accepts; here {answers[pin]}", f"plan: auto (here {able[0]})" if able else "", "plan")
+            raise PlanError(
+                f"plan {pin!r} for this spec",
+                f"a spec it accepts; here {answers[pin]}",
+                f"plan: auto (here {able[0]})" if able else "",
+                "plan",
+            )
     name = pin if pin != "auto" else next((n for n, a in answers.items() if a is None), "")
     if not name:
         raise PlanError("a spec that every plan refuses", "; ".join(f"{n}: {a}" for n, a in answers.items()), "", "plan")

@@ -270,7 +270,9 @@ def last(x: Node) -> Node:
     return x if "t" not in x.axes else ir.select(x, "t", -1)
 
 
-def update(chunk: Chunk, weight: str, at: Coefficients, table: Node, slot_table: Node, pairs: Sequence[tuple[Product, Node, Node]]) -> tuple[Node, Node | None]:
+def update(
+    chunk: Chunk, weight: str, at: Coefficients, table: Node, slot_table: Node, pairs: Sequence[tuple[Product, Node, Node]]
+) -> tuple[Node, Node | None]:
     """The weight and its slot after the chunk; pairs are (place, signal, activation) of each product with this weight."""
     out, into = chunk.eq.weights[weight]
     state, slot = chunk.weights[weight], chunk.slot(weight)
@@ -346,7 +348,7 @@ def one_chunk(eq: Equations, facts: Facts, body: Body, resume: bool) -> tuple[Gr
     """(graph of (carries, slices, constants) -> (carries, y), carries, slices, constants)."""
     chunk, carries, slices, consts = chunk_params(eq, facts, resume)
     y, weights, slots = body(chunk)
-    results = [ir.expand(new, old) for new, old in zip(state_nodes(weights, slots), carries, strict=True)]
+    results = [ir.in_order(ir.expand(new, old), old.axes) for new, old in zip(state_nodes(weights, slots), carries, strict=True)]
     y = ir.expand(y, ir.einsum(chunk.q, chunk.values, ("g", "t", "v")))
     y = y if y.op is Op.PARAM else y.replace(name="y")
     labels = (*(c.attrs["name"] for c in carries), "y")

@@ -61,13 +61,19 @@ def token_loop(chunk: Chunk, seen: dict[str, Node], gradient: Gradient) -> tuple
     inner_params = {n: ir.param(n, p.axes) for n, p in chunk.params.items()}
     inner_anchor = {n: ir.param(f"start_{n}", a.axes) for n, a in chunk.anchor.items()}
     token = replace(
-        chunk, q=inner["q"], keys=inner.get("keys", chunk.keys), values=inner.get("values", chunk.values),
-        gates={n: inner.get(n, g) for n, g in chunk.gates.items()}, weights={n: inner_state[w] for n, w in chunk.weights.items()},
-        slots={n: {s: inner_state[x] for s, x in own.items()} for n, own in chunk.slots.items()}, anchor=inner_anchor,
-        params=inner_params, extra={n: x for n, x in inner.items() if n in seen},
+        chunk,
+        q=inner["q"],
+        keys=inner.get("keys", chunk.keys),
+        values=inner.get("values", chunk.values),
+        gates={n: inner.get(n, g) for n, g in chunk.gates.items()},
+        weights={n: inner_state[w] for n, w in chunk.weights.items()},
+        slots={n: {s: inner_state[x] for s, x in own.items()} for n, own in chunk.slots.items()},
+        anchor=inner_anchor,
+        params=inner_params,
+        extra={n: x for n, x in inner.items() if n in seen},
     )
     y, weights, slots = step(token, gradient)
-    results = [ir.expand(new, old) for new, old in zip(state_nodes(weights, slots), inner_state.values(), strict=True)]
+    results = [ir.in_order(ir.expand(new, old), old.axes) for new, old in zip(state_nodes(weights, slots), inner_state.values(), strict=True)]
     graph = Graph((*inner_state.values(), *inner.values(), *inner_params.values(), *inner_anchor.values()), (*results, y))
     found = ir.scan(graph, carries, list(sequences.values()), consts, axis="t")
     after, rest = {}, iter(found)

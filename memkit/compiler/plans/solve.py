@@ -13,7 +13,22 @@ from memkit.compiler.build import Equations
 from memkit.compiler.facts import Facts, Product, retain_factor
 from memkit.compiler.ir import Graph, Node, Op
 
-from .chunk import ZERO, Chunk, Coefficients, Slots, chunked, coefficients, is_const, kept_product, plus, read, times, update, weighed_scores, weight_product
+from .chunk import (
+    ZERO,
+    Chunk,
+    Coefficients,
+    Slots,
+    chunked,
+    coefficients,
+    is_const,
+    kept_product,
+    plus,
+    read,
+    times,
+    update,
+    weighed_scores,
+    weight_product,
+)
 
 
 def refuse(facts: Facts) -> str | None:

@@ -57,7 +57,7 @@ def lower(eq: Equations, facts: Facts) -> Graph:
         y, weights, slots, entries, at = _solved(chunk)
     else:
         y, weights, slots, entries, at = _frozen(chunk)
-    results = [ir.expand(new, old) for new, old in zip(state_nodes(weights, slots), carries, strict=True)]
+    results = [ir.in_order(ir.expand(new, old), old.axes) for new, old in zip(state_nodes(weights, slots), carries, strict=True)]
     flat = [ir.expand(x, like) for pair in entries for x, like in pair]
     left = [ir.expand(last(x), ir.select(chunk.clock(), "t", -1)) for x in ([at.a, at.b, at.m] if eq.slots else [at.a])]
     labels = ("y", *(c.attrs["name"] for c in carries), *(f"entry_{i}" for i in range(len(flat))), *(f"left_{i}" for i in range(len(left))))
