@@ -13,13 +13,14 @@ from typing import Any
 
 import graphviz
 
-from memkit.specs.errors import KernelError, SpecError
+from memkit.specs.errors import KernelError
 
 from .drawing_model import ARROWS, BOXES, FAINT, INK, INNER, MEANINGS, OUTER, VALUE, Box, Cluster, Picture
 from .drawing_text import label_html, wrapped
 
 FONT = "Helvetica"
 TITLE, LINE, SMALL = 11, 9, 8
+BOLD = ("given", "inner", "outer", "result")
 WIDTH = 40  # characters of a box's line
 PURE = "graphviz-pure"
 PURE_FORMATS = ("svg", "png")
@@ -114,11 +115,11 @@ def drawing(picture: Picture) -> Drawing:
     )
     graph.picture = picture
     _boxes(graph, picture, "")
-    for names in picture.same:
-        with graph.subgraph() as side:
-            side.attr(rank="same")
-            for name in names:
-                side.node(name)
+    for i, (above, below) in enumerate(picture.stacked):
+        hub = f"between{i}"
+        graph.node(hub, shape="point", style="invis", width="0.01", height="0.01", label="")
+        for tail, head in [*((name, hub) for name in sorted(above)), *((hub, name) for name in sorted(below))]:
+            graph.edge(tail, head, style="invis", weight="0")
     for arrow in picture.arrows:
         colour, style = ARROWS[arrow.kind]
         more = {"dir": "both", "arrowtail": "vee"} if ":" in colour else {}
@@ -128,7 +129,7 @@ def drawing(picture: Picture) -> Drawing:
             more |= {"arrowhead": "onormal"}
         if arrow.free:
             more |= {"constraint": "false"}
-        label = {"label": f"<{label_html(arrow.label, SMALL - 1)}>"} if arrow.label else {}
+        label = {"label": f"<&#160;{label_html(arrow.label, SMALL - 1)}&#160;>"} if arrow.label else {}
         graph.edge(arrow.tail, arrow.head, color=colour, style=style, **more, **label)
     return graph
 
@@ -155,7 +156,9 @@ def _cluster(cluster: Cluster) -> dict[str, str]:
 
 
 def _label(box: Box) -> str:
-    lines = [f"<B>{label_html(line, TITLE)}</B>" if len(line) < 9 else label_html(line, TITLE) for line in wrapped(box.title, WIDTH) if line]
+    lines = [label_html(line, TITLE) for line in wrapped(box.title, WIDTH) if line]
+    if box.kind in BOLD:
+        lines = [f"<B>{line}</B>" for line in lines]
     for text in box.lines:
         lines += [f'<FONT POINT-SIZE="{LINE}" COLOR="{FAINT}">{label_html(line, LINE)}</FONT>' for line in wrapped(text, WIDTH)]
     if not box.cells:
@@ -176,7 +179,7 @@ def _legend(picture: Picture) -> str:
     keys = [f'<TD>{_swatch(key)}</TD><TD ALIGN="LEFT">{html.escape(MEANINGS[key])}&#160;&#160;&#160;</TD>' for key in picture.legend]
     columns = 3 if len(keys) > 4 else 2
     rows = [f'<TR><TD COLSPAN="{2 * columns}">{label_html(picture.title, SMALL)}</TD></TR>']
-    rows += [f'<TR><TD COLSPAN="{2 * columns}">{label_html(line, SMALL)}</TD></TR>' for note in picture.notes for line in wrapped(note, 90)]
+    rows += [f'<TR><TD COLSPAN="{2 * columns}">{label_html(line, SMALL)}</TD></TR>' for note in picture.notes for line in wrapped(note, 120)]
     rows += [f"<TR>{''.join(keys[i : i + columns])}</TR>" for i in range(0, len(keys), columns)]
     return f'<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="1" CELLPADDING="2">{"".join(rows)}</TABLE>'
 

@@ -12,6 +12,7 @@ BOXES = {
     "step": ("#ffffff", "#55554f"),
     "fused": ("#f3eef8", "#74539c"),
     "result": ("#f4f4f1", "#2b2b28"),
+    "again": ("#ffffff", "#b9b9b3"),
 }
 # Arrow kind -> (colour, style); a value's arrow has a second line, the outer gradient that comes back along it.
 VALUE, INNER, OUTER = "#6b6b66", "#b5541c", "#2f6fb3"
@@ -24,15 +25,16 @@ ARROWS = {
 }
 INK, FAINT = "#2b2b28", "#6b6b66"
 MEANINGS = {
-    "given": "given to the rule",
+    "given": "given",
     "inner": "inner: lives in the state",
     "outer": "outer: learned by training",
     "step": "computed",
     "fused": "one fused pass",
+    "again": "the box of that name, once more",
     "value": "value",
     "data": "value, labelled with its axes",
     "inner_path": "inner gradient, part of the forward pass",
-    "outer_path": "outer gradient, back along both",
+    "outer_path": "outer gradient, comes back in training",
     "hold": "kept from the chunk's start",
     "idle": "does not reach the gradient",
 }
@@ -72,15 +74,15 @@ class Cluster:
 
 @dataclass
 class Picture:
-    """A whole drawing. `same` are groups of boxes to be put side by side; `notes` go under the drawing, above its legend."""
+    """A whole drawing. `notes` go under the drawing, above its legend."""
 
     title: str
     boxes: list[Box] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
     clusters: list[Cluster] = field(default_factory=list)
-    same: list[tuple[str, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     legend: tuple[str, ...] = ()
+    stacked: list[tuple[set[str], set[str]]] = field(default_factory=list)  # boxes that go above others
     tight: bool = False  # many boxes: smaller gaps
 
     def box(self, name: str, title: str, *lines: str, kind: str = "step", cluster: str = "", cells: tuple[str, ...] = ()) -> str:

@@ -13,6 +13,7 @@ from memkit.specs.rule import Rule
 
 from .drawing_cost import Sizes, sizes
 from .drawing_model import Cluster, Picture
+from .drawing_tangle import stacked, untangled
 from .drawing_text import count
 from .drawing_units import QUIET, Unit, details, source, title, units
 
@@ -51,31 +52,28 @@ class _Painter:
         self.flops = self.bytes = 0
         step = f", after {after}" if after else ""
         self.picture = Picture(f"{rule.spec.name}: plan {known.choice.name}, graph {name}{step}", tight=True)
-        self.place: dict[Node, str] = {}
-        self.drawn: set[tuple[str, str, str]] = set()
+        self.place: dict[Node, str] = {}  # box of a value
+        self.alias: dict[Node, Node] = {}  # what a loop's parameter stands for
+        self.taken: dict[Node, str] = {}  # box of what a loop carries to the next chunk
+        self.drawn: set[tuple[Node, str, str]] = set()
         self.number = 0
-        for param in graph.params:
-            self.place[param] = self.picture.box(f"in_{param.attrs['name']}", param.attrs["name"], kind=_kind(param, known))
+        self.inputs = {param: (param.attrs["name"], _kind(param, known)) for param in graph.params}
         self.graph(graph, "")
         for label, result in zip(graph.labels, graph.results, strict=True):
             box = self.picture.box(f"out_{label}", label if label == "y" else f"{label} after", kind="result" if label == "y" else "inner")
             self.arrow(result, box)
-        self._prune()
+        self.picture = stacked(untangled(self.picture))
         kinds = {box.kind for box in self.picture.boxes}
-        self.picture.legend = (*(k for k in ("given", "inner", "outer", "step") if k in kinds), *(("fused",) if "fused" in kinds else ()), "data")
-        t = f"t = {known.chunk} tokens" + (f", s = t + {rule.spec.window.size - 1} with the window" if rule.spec.window.size > 1 else "")
+        self.picture.legend = (*(k for k in ("given", "inner", "outer", "step", "fused", "again") if k in kinds), "data")
+        window = rule.spec.window.size - 1
+        t = f"t = {known.chunk} tokens" + (f", s = t + {window} with the window" if window else "")
         self.picture.notes += [
             f"n chunks; g batch x heads; {t}; K = {rule.key_dim}, V = {rule.value_dim}",
-            f"one chunk of one head: {count(self.flops)} FLOP, {count(self.bytes)} B moved at float32; a letter without a number counts once",
+            f"one chunk of one head: {count(self.flops, 'FLOP')}, {count(self.bytes, 'B')} moved at float32",
         ]
         others = [other for other in known.graphs if other != name]
         if others:
             self.picture.notes.append(f"compiled too: {', '.join(others)}")
-
-    def _prune(self) -> None:
-        """Without inputs that nothing reads."""
-        used = {end for arrow in self.picture.arrows for end in (arrow.tail, arrow.head)}
-        self.picture.boxes = [box for box in self.picture.boxes if box.name in used]
 
     def graph(self, graph: Graph, cluster: str) -> None:
         parts = units(graph)
@@ -108,7 +106,7 @@ class _Painter:
     def cost(self, flops: int, moved: int) -> str:
         self.flops += flops
         self.bytes += moved
-        return f"{count(flops)} FLOP, {count(moved)} B"
+        return f"{count(flops, 'FLOP')}, {count(moved, 'B')}"
 
     def loop(self, scan: Node, cluster: str) -> None:
         """The body in a cluster; carried values are boxes in it, other operands come in from where they were made."""
@@ -124,10 +122,12 @@ class _Painter:
                 self.place[param] = self.picture.box(self.name("carry"), f"{param.attrs['name']} carried", kind="inner", cluster=name)
                 self.arrow(arg, self.place[param])
             else:
-                self.place[param] = self.origin(arg)
+                self.alias[param] = arg
         self.graph(body, name)
         for param, result in zip(body.params[:k], body.results[:k], strict=True):
-            self.arrow(result, self.place[param], "hold", free=True)
+            box = self.picture.box(self.name("next"), f"{param.attrs['name']} to the next", kind="inner", cluster=name)
+            self.arrow(result, box)
+            self.taken[result] = box
 
     def fused(self, node: Node, cluster: str) -> None:
         """A masked product as its three steps in one cluster: what is between them is never stored."""
@@ -136,7 +136,7 @@ class _Painter:
         self.picture.clusters.append(Cluster(name, "masked_product: one pass, scores never stored", "fused", cluster))
         scores, mask, sums = self.sizes.fused(node)
         over = ", ".join(node.attrs["contract"])
-        read = [BYTES * (self.sizes.count(z) + self.sizes.count(x)), BYTES * self.sizes.count(c), BYTES * (self.sizes.count(d) + self.sizes.count(node))]
+        read = [BYTES * sum(self.sizes.count(n) for n in part) for part in ((z, x), (c,), (d, node))]
         first = self.picture.box(f"{name}_scores", f"scores over {over}", self.cost(scores, read[0]), kind="fused", cluster=name)
         second = self.picture.box(f"{name}_mask", "* C", self.cost(mask, read[1]), kind="fused", cluster=name)
         third = self.picture.box(f"{name}_sum", f"product over {node.attrs['cols']}", self.cost(sums, read[2]), kind="fused", cluster=name)
@@ -148,22 +148,33 @@ class _Painter:
         self.place[node] = third
 
     def origin(self, node: Node) -> str:
-        """The box a value comes from."""
+        """The box a value comes from. Inputs get a box for every use, which keeps arrows short."""
         made = source(node)
+        while made in self.alias:
+            made = source(self.alias[made])
         if made.op is Op.GET:
             loop, index = made.args[0], made.attrs["index"]
             assert loop.body is not None
             results = loop.body.results
+            if index < loop.attrs["carries"]:
+                return self.taken[results[index]]
             return self.origin(results[index] if index < len(results) else loop.body.params[index - len(results)])
+        if made in self.inputs:
+            name, kind = self.inputs[made]
+            return self.picture.box(self.name("in"), name, kind=kind)
         if made.op in QUIET and made not in self.place:
-            self.place[made] = self.picture.box(self.name("const"), f"{made.attrs['value']:g}" if made.op is Op.CONST else "table", kind="given")
+            text = f"{made.attrs['value']:g}" if made.op is Op.CONST else "table"
+            return self.picture.box(self.name("const"), text, kind="given")
         return self.place[made]
 
-    def arrow(self, value: Node, head: str, kind: str = "data", free: bool = False) -> None:
-        tail, label = self.origin(value), self.sizes.shape(value)
-        if tail != head and (tail, head, label) not in self.drawn:
-            self.drawn.add((tail, head, label))
-            self.picture.arrow(tail, head, kind, label, free)
+    def arrow(self, value: Node, head: str) -> None:
+        label = self.sizes.shape(value)
+        base = source(value)
+        while base in self.alias:
+            base = source(self.alias[base])
+        if (base, head, label) not in self.drawn:
+            self.drawn.add((base, head, label))
+            self.picture.arrow(self.origin(value), head, "data", label)
 
 
 def _kind(param: Node, known: Compiled) -> str:

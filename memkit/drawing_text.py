@@ -6,7 +6,7 @@ import html
 import re
 import textwrap
 
-MARKS = re.compile(r"_(?P<low>\{[^}]*\}|[A-Za-z](?![A-Za-z])|\d+)|\^(?P<high>[123](?![.\d]))")
+MARKS = re.compile(r"_(?P<low>\{[^}]*\}|[A-Za-z]\d*(?![A-Za-z0-9_])|\d+)|\^(?P<high>[123](?![.\d]))")
 POWERS = {"1": "&#185;", "2": "&#178;", "3": "&#179;"}  # letters of every font; a raised small digit is not raised by every program
 MAX_LINES = 4
 
@@ -31,9 +31,9 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], lines[MAX_LINES - 1][: width - 3] + " .."]
 
 
-def count(number: float) -> str:
-    """A number for a person: 1,234 as it is, then 12.3 k, 4.6 M, 7.9 G, 1.2 T."""
+def count(number: float, unit: str = "") -> str:
+    """A number for a person: `1,234 B` as it is, then `12.3 kB`, `4.6 MB`, `7.9 GB`, `1.2 TB`."""
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if number >= limit:
-            return f"{number / (1e3 if letter == 'k' else limit):.3g} {letter}"
-    return f"{number:,.0f}"
+            return f"{number / (1e3 if letter == 'k' else limit):.3g} {letter}{unit}"
+    return f"{number:,.0f} {unit}".rstrip()

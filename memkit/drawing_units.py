@@ -8,6 +8,7 @@ from memkit.compiler.ir import Graph, Node, Op
 
 VIEWS = (Op.RENAME, Op.EXPAND, Op.GET, Op.SELECT)  # move no data: drawn as a part of an arrow
 QUIET = (Op.CONST, Op.TENSOR, Op.PARAM)
+PRODUCTS = 2  # in one box of pointwise functions
 MANY = 8  # nodes of one component that are drawn as one box
 
 Unit = list[Node]  # in the graph's order
@@ -21,9 +22,9 @@ def units(graph: Graph) -> list[Unit]:
         found.join(part)
     for node in reversed(nodes):
         users = found.users[node]
-        if node.op is Op.POINTWISE and users and node not in found.fixed:
+        if users and node not in found.fixed and node.op in (Op.POINTWISE, Op.EINSUM) and all(u.op is Op.POINTWISE for u in users):
             homes = {found.home[u] for u in users}
-            if len(homes) == 1 and all(u.op is Op.POINTWISE and u not in found.fixed for u in found.parts[homes.pop()]):
+            if len(homes) == 1 and found.has_room(homes.pop(), node):
                 found.join([node, users[0]])
     return found.ordered()
 
@@ -45,10 +46,15 @@ class _Parts:
                 self.users[arg].append(node)
         for result in graph.results:
             made = _maker(result)
-            if made in self.users and self.users[made]:
+            if self.users.get(made):
                 self.fixed.add(made)  # a value that leaves the graph keeps a box that ends with it
         self.home = {n: i for i, n in enumerate(nodes)}
         self.parts = {i: [n] for i, n in enumerate(nodes)}
+
+    def has_room(self, home: int, node: Node) -> bool:
+        """Whether `node` may be drawn in this box: a tree of pointwise functions with few products at its leaves."""
+        part = [*self.parts[home], node]
+        return not self.fixed.intersection(part) and sum(n.op is Op.EINSUM for n in part) <= PRODUCTS
 
     def components(self) -> list[list[Node]]:
         """Connected nodes of one component, where there are many."""

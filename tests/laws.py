@@ -163,6 +163,10 @@ def check_debug(make_rule: MakeRule, spec: LayerSpec, *, dtype: torch.dtype = to
     """debug=True takes gates in range, ends included, and refuses each gate out of range with its name, value and place."""
     rule = make_rule(spec, K, V)
     inputs = draw(rule, T=3, dtype=dtype)
+    for name, gate in inputs.gates.items():
+        role, _ = spec.roles()[name]
+        gate[0, 0] = role.low
+        gate[0, 1] = 1.0 if role.high is None else role.high
     inputs.run(rule, debug=True)
     for name, gate in inputs.gates.items():
         role, _ = spec.roles()[name]

@@ -28,7 +28,7 @@ from .terms import (
     value_of,
 )
 
-WIDEST = 96  # terms a product may be distributed into; a wider one keeps its sums as they are
+WIDEST = 16  # terms a product may be distributed into; a wider one keeps its sums as they are
 
 ODD = frozenset(("sign", "tanh", "sin", "erf", "sinh", "atan", "reciprocal", "group"))  # f(-x) = -f(x)
 EVEN = frozenset(("abs", "cos", "cosh", "zero"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from memkit.specs.errors import KernelError
@@ -15,12 +16,16 @@ from memkit.specs.state import MemoryState, Span
 
 from .assemble import module_source
 from .build import Equations, build
+from .cost import report
 from .emit_torch import compile_source
 from .facts import Facts, facts
 from .ir import Graph
+from .memory import check_memory, needed
 from .passes import FORWARD
 from .plans import PLANS, Choice, choose
 from .verify import check
+
+SURE = 1 << 30  # bytes that every machine has; below, nothing is asked of it
 
 
 @dataclass(frozen=True)
@@ -93,18 +98,30 @@ class CompiledRule(Rule):
         if self.spec.window.size > 1 and "window_gate" in self.constants:
             shape = (*v.shape[:3], self.spec.window.size)
             gates = {**gates, "window_gate": v.new_full((), self.constants["window_gate"]).expand(shape)}
+        if not torch.compiler.is_compiling():
+            self._check_memory(q, k, v, gates, state)
         y, after = self._module["run"](q, k, v, gates, params, state._asdict())
         span = None if state.span is None else Span(*after["span"])
         return y, MemoryState(**{**after, "span": span})
 
+    def _check_memory(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], state: MemoryState) -> None:
+        batch, tokens, heads = v.shape[:3]
+        inputs = (q, k, v, *gates.values(), *state.weights.values())
+        training = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        held = needed(self.compiled.equations, self.plan, self.compiled.chunk, tokens, batch * heads, training, v.element_size())
+        if held > SURE:
+            check_memory(held, v.device, f"plan {self.plan} over B={batch} T={tokens} H={heads}" + (" with gradients" if training else ""))
+
     def explain(self) -> str:
-        """The plan, why the others refused, and the facts they were judged by."""
+        """The plan, why the others refused, what a token costs under each, and the length from which it beats softmax attention."""
         choice, known = self.compiled.choice, self.compiled.facts
         rows = [f"plan: {choice.name}" + (" (pinned)" if choice.pinned else "")]
         rows += [f"  not {name}: {why or 'accepts too, but comes later'}" for name, why in choice.refused]
         rows.append(
             f"chunk: {self.compiled.chunk} tokens, " + ("part of the meaning" if known.grad_at == "chunk" else "no effect on results")
         )
+        graphs = {name: stages.last for name, stages in self.compiled.graphs.items()}
+        rows += report(self.compiled.equations, known, choice.name, graphs, self.compiled.chunk)
         return "\n".join(rows)
 
 

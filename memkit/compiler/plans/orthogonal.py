@@ -13,6 +13,8 @@ from memkit.compiler.ir import Graph, Node
 from . import frozen
 from .chunk import ONE, ZERO, Chunk, Slots, decay, is_const, last, one_chunk, plus, running, times, weight_product, windowed
 
+UNIT = "resume"  # called for a block of tokens, never for whole chunks
+
 
 def refuse(facts: Facts) -> str | None:
     """Why this plan cannot run the spec, or None."""
