@@ -14,6 +14,7 @@ from memkit.specs.errors import KernelError, MemkitError, PlanError, ShapeError,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memkit.drawing_dot import Drawing
     from memkit.specs.layer import LayerSpec
     from memkit.specs.rule import Rule
 
@@ -32,6 +33,7 @@ __all__ = [
     "presets",
     "reference",
     "spec",
+    "visualize",
 ]
 
 
@@ -99,9 +101,20 @@ def reference(source: Any, *, key_dim: int, value_dim: int, overrides: Mapping[s
 
 def explain(source: Any) -> str:
     """What a spec means: its equation, what is inner and what is outer, plan and refusals, state bytes, FLOPs a token."""
-    from memkit.explain import explain
+    from memkit.explanation import explain
 
     return explain(source)
+
+
+def visualize(source: Any, view: str = "rule") -> Drawing:
+    """A graphviz.Digraph of a spec or a layer; views: rule (one token), plan (the compiled graph of a chunk), layer.
+
+    Raises:
+        SpecError: a source that cannot be read, or a view that does not exist.
+    """
+    from memkit.drawing import visualize
+
+    return visualize(source, view)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ import typer
 
 import memkit
 from memkit.cli import Imports, Sets, Spec, load
-from memkit.specs.errors import KernelError, SpecError
+from memkit.specs.errors import SpecError
 
 # command -> module whose `run` it is; `run`'s signature gives the options, its docstring the help, an int it returns the exit code
 OWN_OPTIONS = {"bench": "memkit.benchmark", "doctor": "memkit.doctor", "kernels": "memkit.kernels"}
@@ -63,28 +63,34 @@ def explain(spec: Spec, sets: Sets = None, imports: Imports = None) -> None:
 
 def graph(
     spec: Spec,
-    view: Annotated[str, typer.Option(help="rule, plan or layer.")] = "rule",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File .svg, .pdf, .png or .dot; the DOT text is printed if none.")] = None,
+    view: Annotated[str, typer.Option(help="rule, plan or layer; rule unless given.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File .svg, .png, .pdf, .dot or .html; the DOT text is printed if none. "
+                     "An .html without --view is the explorer: every preset, with knobs to turn."),
+    ] = None,
+    after: Annotated[str, typer.Option(metavar="PASS", help="View plan: the graph after this pass (lower, simplify, ..).")] = "",
+    only: Annotated[str, typer.Option(metavar="PRESETS", help="Explorer: these presets alone, with commas between.")] = "",
     sets: Sets = None,
     imports: Imports = None,
 ) -> None:
-    """Draw a spec."""
-    drawing = _face("visualize")(load(spec, sets, imports), view=view)
-    if out is None:
-        typer.echo(drawing.source)
-        return
-    import graphviz
+    """Draw a spec: to a file, or as the explorer, a page that opens at this spec and needs no network."""
+    loaded = load(spec, sets, imports)
+    from memkit.drawing_files import content, format_of, save
+    from memkit.drawing import visualize
 
-    try:
-        if out.suffix in (".dot", ".gv"):
-            out.write_text(drawing.source, encoding="utf-8")
-        else:
-            drawing.render(outfile=out, cleanup=True)
-    except graphviz.ExecutableNotFound:
-        raise KernelError("no Graphviz program `dot`", "Graphviz on the PATH", f"--out {out.with_suffix('.dot')}", "graph") from None
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{out} cannot be written: {error}", "a file .svg, .pdf, .png or .dot", "", "--out") from None
-    typer.echo(f"{out}: written")
+    kind = "dot" if out is None else format_of(out)
+    view = view or ("plan" if after else "")
+    if out is not None and kind == "html" and not view:
+        from memkit.explorer import explorer
+
+        save(out, explorer(loaded, [name for name in only.split(",") if name] or None).encode())
+        return
+    drawing = visualize(loaded, view=view or "rule", after=after)
+    if out is None:
+        typer.echo(drawing.source, nl=False)
+    else:
+        save(out, content(drawing, kind))
 
 
 def emit(

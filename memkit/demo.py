@@ -21,7 +21,7 @@ from memkit.specs.io import load_spec
 from memkit.specs.layer import LayerSpec
 from memkit.specs.reference import ReferenceRule
 
-from .explain import equation
+from .explanation import equation
 
 # Small enough for two CPU cores; what is not named here is the preset's own.
 SMALL: dict[str, dict[str, Any]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from memkit.explain import state_bytes
+from memkit.explanation import state_bytes
 from memkit.layers.memory_layer import DEFAULT_DIM, MemoryLayer, make_rule
 from memkit.specs.gate import Number
 from memkit.specs.layer import LayerSpec

@@ -13,7 +13,7 @@ from memkit.specs.rule import Rule
 
 from .drawing_cost import Sizes, sizes
 from .drawing_model import Cluster, Picture
-from .drawing_tangle import stacked, untangled
+from .drawing_tangle import untangled
 from .drawing_text import count
 from .drawing_units import QUIET, Unit, details, source, title, units
 
@@ -60,9 +60,11 @@ class _Painter:
         self.inputs = {param: (param.attrs["name"], _kind(param, known)) for param in graph.params}
         self.graph(graph, "")
         for label, result in zip(graph.labels, graph.results, strict=True):
+            if result.op is Op.GET and result.attrs["index"] < result.args[0].attrs["carries"]:
+                continue  # the box of what the loop carries shows it
             box = self.picture.box(f"out_{label}", label if label == "y" else f"{label} after", kind="result" if label == "y" else "inner")
             self.arrow(result, box)
-        self.picture = stacked(untangled(self.picture))
+        self.picture = untangled(self.picture)
         kinds = {box.kind for box in self.picture.boxes}
         self.picture.legend = (*(k for k in ("given", "inner", "outer", "step", "fused", "again") if k in kinds), "data")
         window = rule.spec.window.size - 1
@@ -119,13 +121,17 @@ class _Painter:
         k = scan.attrs["carries"]
         for i, (param, arg) in enumerate(zip(body.params, scan.args, strict=True)):
             if i < k:
-                self.place[param] = self.picture.box(self.name("carry"), f"{param.attrs['name']} carried", kind="inner", cluster=name)
-                self.arrow(arg, self.place[param])
+                first = arg in self.inputs
+                start = (f"at first {self.inputs[arg][0]}, {self.sizes.shape(arg)}",) if first else ()
+                box = self.picture.box(self.name("carry"), f"{param.attrs['name']} carried", *start, kind="inner", cluster=name)
+                self.place[param] = box
+                if not first:
+                    self.arrow(arg, box)
             else:
                 self.alias[param] = arg
         self.graph(body, name)
         for param, result in zip(body.params[:k], body.results[:k], strict=True):
-            box = self.picture.box(self.name("next"), f"{param.attrs['name']} to the next", kind="inner", cluster=name)
+            box = self.picture.box(self.name("next"), f"{param.attrs['name']} to the next", "and out, after the last", kind="inner", cluster=name)
             self.arrow(result, box)
             self.taken[result] = box
 

@@ -7,18 +7,21 @@ from dataclasses import replace
 from .drawing_model import Arrow, Box, Picture
 
 MANY_USES = 3  # from which on a value is named and drawn again where it is used
+INPUTS = ("given", "outer", "inner")
+BEFORE, INSIDE, AFTER = range(3)
 
 
 def untangled(picture: Picture) -> Picture:
-    """The same drawing with a small second box at the far uses of a value that is used in many places, instead of a long arrow."""
+    """The same drawing, with a small second box at the far uses of a value, instead of a long arrow, and loops below what they need."""
+    region = _regions(picture)
     home = {box.name: box for box in picture.boxes}
     uses: dict[str, list[Arrow]] = {}
     for arrow in picture.arrows:
         uses.setdefault(arrow.tail, []).append(arrow)
-    boxes, arrows, marks = {box.name: box for box in picture.boxes}, [], 0
+    boxes, arrows, marks = dict(home), [], 0
     for tail, out in uses.items():
-        near_ones = [a for a in out if home[a.head].cluster == home[tail].cluster]
-        kept = out if len(out) < MANY_USES else near_ones[:1]
+        kept = [a for a in out if region[a.head] == region[tail]]
+        kept = kept if len(out) < MANY_USES else [a for a in kept if home[a.head].cluster == home[tail].cluster][:1]
         arrows += kept
         if len(kept) == len(out):
             continue
@@ -29,51 +32,56 @@ def untangled(picture: Picture) -> Picture:
             boxes[tail] = replace(home[tail], title=f"{name} = {home[tail].title}")
         for arrow in out:
             if arrow not in kept:
-                again = Box(f"again_{tail}_{arrow.head}_{len(boxes)}", name, kind="again", cluster=home[arrow.head].cluster)
+                again = Box(f"again{len(boxes)}", name, kind="again")
                 boxes[again.name] = again
+                region[again.name] = region[arrow.head]
                 arrows.append(replace(arrow, tail=again.name))
     picture.boxes, picture.arrows = list(boxes.values()), arrows
+    _sources_inside(picture)
+    _stack(picture, region)
     return picture
 
 
-def stacked(picture: Picture) -> Picture:
-    """The same drawing with inputs of a loop drawn in it, and with everything outside a loop above it or below it."""
-    parents = {c.name: (c.parent if c.kind == "fused" else c.name) for c in picture.clusters}
-    home = {box.name: parents.get(box.cluster, "") for box in picture.boxes}
-    heads = {a.tail: a.head for a in picture.arrows}
-    for i, box in enumerate(picture.boxes):
-        head = heads.get(box.name)
-        if head is not None and box.kind in ("given", "outer", "again"):
-            picture.boxes[i] = replace(box, cluster=home[head])
-            home[box.name] = home[head]
-    loops = {name for name, cluster in home.items() if cluster}
-    if not loops:
-        return picture
-    tails, ends = {a.tail for a in picture.arrows}, {a.head for a in picture.arrows}
-    after = _reached(picture, loops) - loops
-    before = set(home) - loops - after
-    inputs = {a.tail for a in picture.arrows if a.head in after and a.tail in before}
-    after |= inputs
-    before -= inputs
-    first = {name for name in loops if name not in ends}
-    picture.stacked.append(({name for name in before if name not in tails}, first))
-    last = {a.tail for a in picture.arrows if a.tail in loops and a.head in after} | {name for name in loops if name not in tails}
-    picture.stacked.append((last, {name for name in after if name not in ends}))
-    return picture
-
-
-def _reached(picture: Picture, start: set[str]) -> set[str]:
-    """Boxes that arrows lead to, a second box counting as the first."""
+def _regions(picture: Picture) -> dict[str, int]:
+    """Whether each box comes before the loops, is in one, or after; what is only an input is where it is used."""
+    fused = {c.name for c in picture.clusters if c.kind == "fused" and not c.parent}
+    inside = {box.name for box in picture.boxes if box.cluster and box.cluster not in fused}
     users: dict[str, set[str]] = {}
     for arrow in picture.arrows:
         users.setdefault(arrow.tail, set()).add(arrow.head)
-    for name in list(users):
-        if name.startswith("again_"):
-            users.setdefault(name.split("_")[1], set()).add(name)
-    seen, stack = set(start), list(start)
+    after, stack = set(inside), list(inside)
     while stack:
-        for user in users.get(stack.pop(), ()):
-            if user not in seen:
-                seen.add(user)
-                stack.append(user)
-    return seen
+        new = users.get(stack.pop(), set()) - after
+        after |= new
+        stack += new
+    region = {box.name: INSIDE if box.name in inside else AFTER if box.name in after else BEFORE for box in picture.boxes}
+    for cluster in fused:  # the steps of a fused node stay together
+        names = [box.name for box in picture.boxes if box.cluster == cluster]
+        region |= dict.fromkeys(names, max(region[name] for name in names))
+    ends = {arrow.head for arrow in picture.arrows}
+    for box in picture.boxes:
+        if box.name not in ends and box.kind in INPUTS and len(users.get(box.name, ())) == 1:
+            region[box.name] = region[next(iter(users[box.name]))]
+    return region
+
+
+def _sources_inside(picture: Picture) -> None:
+    """Put what is only an input of one box into the loop that box is in."""
+    loop = {c.name: (c.parent if c.kind == "fused" else c.name) for c in picture.clusters}
+    home = {box.name: loop.get(box.cluster, "") for box in picture.boxes}
+    heads = {a.tail: a.head for a in picture.arrows}
+    ends = {a.head for a in picture.arrows}
+    for i, box in enumerate(picture.boxes):
+        if box.name in heads and box.name not in ends and not box.cluster and (box.kind in INPUTS or box.kind == "again"):
+            picture.boxes[i] = replace(box, cluster=home[heads[box.name]])
+
+
+def _stack(picture: Picture, region: dict[str, int]) -> None:
+    tails, ends = {a.tail for a in picture.arrows}, {a.head for a in picture.arrows}
+    last = {where: {n for n, r in region.items() if r == where and n not in tails} for where in (BEFORE, INSIDE, AFTER)}
+    first = {where: {n for n, r in region.items() if r == where and n not in ends} for where in (BEFORE, INSIDE, AFTER)}
+    if INSIDE not in region.values():
+        return
+    for above, below in ((BEFORE, INSIDE), (INSIDE, AFTER)):
+        if last[above] and first[below]:
+            picture.stacked.append((last[above], first[below]))

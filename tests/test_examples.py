@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memkit.explain import explain
+from memkit.explanation import explain
 from memkit.layers.memory_layer import load
 
 ROOT = Path(__file__).resolve().parent.parent

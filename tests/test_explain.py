@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memkit.equations import equation_of
-from memkit.explain import equation, explain, flops_a_token, state_bytes
+from memkit.explanation import equation, explain, flops_a_token, state_bytes
 from memkit.layers.memory_layer import MemoryLayer, load
 from memkit.specs.errors import SpecError
 from memkit.specs.gate import Number

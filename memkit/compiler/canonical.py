@@ -28,7 +28,7 @@ from .terms import (
     value_of,
 )
 
-WIDEST = 16  # terms a product may be distributed into; a wider one keeps its sums as they are
+WIDEST = 4  # terms that two sums may be multiplied out to; else each is a group, a factor of its own
 
 ODD = frozenset(("sign", "tanh", "sin", "erf", "sinh", "atan", "reciprocal", "group"))  # f(-x) = -f(x)
 EVEN = frozenset(("abs", "cos", "cosh", "zero"))
@@ -101,8 +101,8 @@ class Canonical:
                 if value in (0.0, 1.0) and other:
                     self.rewrites.note(f"{value:g} x = {'x' if value else '0'}", self.where)
                 return self.scale(other, value)
-        if len(a) * len(b) > WIDEST:
-            a, b = (x if len(x) == 1 else self.call("group", [x]) for x in (a, b))
+        if min(len(a), len(b)) > 1 and len(a) * len(b) > WIDEST:
+            a, b = self.group(a), self.group(b)
         elif len(a) > 1 or len(b) > 1:
             self.rewrites.note("a (b + c) = a b + a c", self.where)
         found: list[Sum] = []
@@ -110,6 +110,16 @@ class Canonical:
             for g, d in b.items():
                 found.append(self.scale(self.tidy(multiplied(f, g)), c * d))
         return self._collected(found)
+
+    def group(self, total: Sum) -> Sum:
+        """The sum as one factor, times what all its terms share."""
+        shared = set.intersection(*(set(factors) for factors in total))
+        shared = {f for f in shared if not any(isinstance(i, int) for i in f[1])}
+        if shared:
+            self.rewrites.note("a b + a c = a (b + c)", self.where)
+        rest = {tuple(_without(factors, shared)): c for factors, c in total.items()}
+        (factors, c), = self.call("group", [{canonical(f): c for f, c in rest.items()}]).items()
+        return {canonical((*factors, *shared)): c}
 
     def _collected(self, totals: Sequence[Sum]) -> Sum:
         return collect(item for total in totals for item in total.items())
@@ -234,6 +244,14 @@ def _joined(rest: Factors, factors: Factors) -> Factors:
 
 def _substituted(factors: Sequence[Factor], names: Mapping) -> Factors:
     return tuple((s, tuple(("own", i) if isinstance(i, int) else names.get(i, i) for i in indices)) for s, indices in factors)  # type: ignore[misc]
+
+
+def _without(factors: Factors, shared: set[Factor]) -> list[Factor]:
+    """The factors less one of each that is shared."""
+    rest = list(factors)
+    for f in shared:
+        rest.remove(f)
+    return rest
 
 
 def _by_formals(table: Table, total: Sum) -> Sum:

@@ -1,8 +1,8 @@
 """What a plan costs: FLOPs and bytes a token of one head, counted from the lowered graph by the lengths of its axes.
 
-A multiplication and an addition count one each, so a product of [m, n] with [n] counts 2 m n; every pointwise function counts 1 an entry. Bytes
-are what a run without fusion moves in float32: each computed node reads its operands and writes itself once. Only the forward pass is counted;
-training does about three times as much.
+A multiplication and an addition count one each, so a product of [m, n] with [n] counts 2 m n; every pointwise function counts 1 an
+entry. Bytes are what a run without fusion moves in float32: each computed node reads its operands and writes itself once. Only the
+forward pass is counted; training does about three times as much.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _launch(source: Source, layout: Layout, function: Function) -> list[str]:
     arguments += [f"*{p}.stride()" for p in seen]
     lines = [f"    grid = programs({items}, {source.scratch}, {splits})"]
     scratch = f"torch.empty(grid[0] * grid[1] * {source.scratch}, device=like.device, dtype=F)" if source.scratch else "like"
-    arguments += [scratch, "G", "H", "N", "LT"]
+    arguments += [scratch, "G", "H", "N", "LT", "0"]
     c = source.config
     arguments += ["D=how.D", "F=how.F", "P=how.P", "S=how.S", f"num_warps={c.warps}", f"num_stages={c.stages}"]
     return [*lines, f"    {source.name}[grid](", *("    " + x for x in wrapped(arguments)), "    )"]

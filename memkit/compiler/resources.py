@@ -79,7 +79,7 @@ def _signature(kernel: Any, source: Source, function: Function, dtype: str, targ
     last = {b.arguments[-1] for b in function.layout.placed.values() if b.arguments}
     types: dict[str, str] = {}
     for name in kernel.arg_names:
-        if name in source.strides or name in ("groups", "heads", "N", "LT"):
+        if name in source.strides or name in ("groups", "heads", "N", "LT", "nought"):
             types[name] = "i32"
         elif name in ("D", "F", "P", "S") or name in last:
             types[name] = "constexpr"
@@ -94,7 +94,7 @@ def _signature(kernel: Any, source: Source, function: Function, dtype: str, targ
     for name in last & set(kernel.arg_names):
         types[name], constants[name] = "constexpr", 1
     places = {name: i for i, name in enumerate(kernel.arg_names)}
-    aligned = [n for n, t in types.items() if t.startswith("*") or (n in source.strides and t == "i32" and n[-2:] not in ("_t", "_u"))]
+    aligned = ["nought"] + [n for n, t in types.items() if t.startswith("*") or (n in source.strides and t == "i32" and n[-2:] not in ("_t", "_u"))]
     return types, constants, {(places[n],): [["tt.divisibility", 16]] for n in aligned}
 
 

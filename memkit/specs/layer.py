@@ -132,6 +132,11 @@ class LayerSpec(BaseModel):
         if self.memory.residual and key and value and key != value:
             got = f"residual: true with key_dim {key} and value_dim {value}"
             yield SpecError(got, "key_dim = value_dim", "residual: false", "memory.residual")
+        try:
+            self.memory.shapes(_WHOLE, _WHOLE)  # F = V, so that a step over the first layer may be skipped where widths allow it
+        except SpecError as error:
+            yield error
+            return
         channel = any(role.axis == "feature" for role, _ in self.retention.roles().values())
         if channel:
             wrong = [n for n, s in self._probe_shapes() if s[-1] != _PROBE]
@@ -162,7 +167,8 @@ class LayerSpec(BaseModel):
 
     def _probe_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """The memory's weight shapes at a feature width that no hidden width can have by chance."""
-        return list(self.memory.shapes(_PROBE, 64).items())
+        return list(self.memory.shapes(_PROBE, _WHOLE).items())
 
 
 _PROBE = 1_000_003
+_WHOLE = 504_000  # a value width that any plain expansion, such as 0.3, times gives a whole number

@@ -154,14 +154,14 @@ class Chain(MemoryNet):
                 shapes[f"W{len(shapes) + 1}"] = (width, widths[-1])
             if "skip" in step and widths[-1 - step["skip"]] != width:
                 raise SpecError(
-                    f"skip over {step['skip']} steps joins widths {widths[-1 - step['skip']]} and {width}",
+                    f"skip over {step['skip']} steps joins widths {widths[-1 - step['skip']] / values:g} and {width / values:g} value_dim",
                     "two equal widths",
                     "change the expansions in between",
                     f"memory.steps.{i}",
                 )
             widths.append(width)
         if widths[-1] != values or not shapes:
-            raise SpecError(f"a chain that ends {widths[-1]} wide", f"value_dim = {values}", "end with {linear: 1}", "memory.steps")
+            raise SpecError(f"a chain that ends {widths[-1] / values:g} value_dim wide", "value_dim", "end with {linear: 1}", "memory.steps")
         return shapes
 
     def read(self, W: Mapping[str, Tensor], f: Tensor, x: Tensor) -> Tensor:

@@ -46,7 +46,10 @@ def compiled(spec: LayerSpec, key_dim: int, value_dim: int, tile: int, plan: str
 
 
 def results(rule: Rule, inputs: Inputs, start: MemoryState | None) -> dict[str, Tensor]:
-    """Outputs, final state and gradients; a window's keys lie twice in a state that has a span, and only the sum of their gradients has a meaning."""
+    """Outputs, final state and gradients.
+
+    A window's keys lie twice in a state that has a span, and only the sum of their gradients has a meaning.
+    """
     found = values_and_gradients(rule, inputs, start)
     if "grad.start.span.keys" in found and found["grad.start.keys"].shape[1]:
         tail, every = found.pop("grad.start.keys"), found["grad.start.span.keys"]

@@ -123,7 +123,8 @@ def test_check_sees_a_memory_that_blows_up() -> None:
     rule = make("titans")
     inputs = draw(rule, T=30, dtype=torch.float32)
     gates = inputs.gates | {"step_size": torch.full_like(inputs.gates["step_size"], 1e4)}
-    with pytest.raises(ShapeError, match=r"non-finite values, first in (weights|slots)\.\w+.* at batch \d, token \d+, head \d; gates there: .*step_size"):
+    where = r"first in (weights|slots)\.\w+.* at batch \d, token \d+, head \d; gates there: .*step_size"
+    with pytest.raises(ShapeError, match=f"non-finite values, {where}"):
         inputs._replace(gates=gates).run(rule, check=True)
 
 
@@ -300,7 +301,10 @@ def test_explain_gives_every_refusal(name: str) -> None:
             assert len(said) == 1 and len(said[0].split(": ", 1)[1]) > 10, lines
 
 
-@pytest.mark.parametrize("fields", ({"retention": Squashed()}, {"memory": Squares()}, {"optimizer": TwoSlots()}, {"memory": Squares(), **CHUNK}))
+UNKNOWN = ({"retention": Squashed()}, {"memory": Squares()}, {"optimizer": TwoSlots()}, {"memory": Squares(), **CHUNK})
+
+
+@pytest.mark.parametrize("fields", UNKNOWN)
 def test_whatever_no_plan_knows_runs_as_the_loop(strange: None, fields: Mapping[str, Any]) -> None:
     """New kinds that fit no fast form still run, and equal the oracle."""
     spec = custom({"update.chunk_size": 4, **fields})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,16 @@ def test_export(name: str) -> None:
     assert_close(program.module()(*other), other.run(rule)[0], EXACT, name)
 
 
+def regrouped(named: Mapping[str, Tensor]) -> Inputs:
+    """Inputs from what `Inputs.named` gives."""
+    groups = [{n.split(".", 1)[1]: t for n, t in named.items() if n.startswith(g)} for g in ("gates.", "weights.", "params.")]
+    return Inputs(named["q"], named["k"], named["v"], *groups)
+
+
 def stacked(rule: CompiledRule) -> tuple[Inputs, list[Inputs]]:
     """Three independent inputs, and the three stacked along a new first axis."""
     each = [draw(rule, B=1, T=5, seed=s) for s in range(3)]
-    groups = [{n: torch.stack([x[i][n] for x in each]) for n in each[0][i]} for i in (3, 4, 5)]
-    return Inputs(*(torch.stack([x[i] for x in each]) for i in range(3)), *groups), each
+    return regrouped({n: torch.stack([x.named()[n] for x in each]) for n in each[0].named()}), each
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_PLAN)
@@ -170,9 +176,7 @@ def test_gradients_against_differences_twice(name: str) -> None:
     names = list(inputs.named())
 
     def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(names, tensors))
-        groups = [{n.split(".", 1)[1]: t for n, t in given.items() if n.startswith(g)} for g in ("gates.", "weights.", "params.")]
-        y, state = rule(given["q"], given["k"], given["v"], *groups)
+        y, state = regrouped(dict(zip(names, tensors))).run(rule)
         return y, *state.weights.values()
 
     tensors = tuple(t.requires_grad_() for t in inputs.named().values())

@@ -1,6 +1,6 @@
 """Every plan equals the token loop on every spec it accepts, chosen or pinned: float64, values, final states and all gradients.
 
-Chunks are 4 tokens and tiles at most 5, so that each length crosses its own borders; resets, ends of ranges and idle tokens lie inside chunks.
+Chunks are 4 tokens and tiles at most 5, so that each length crosses its own borders; resets, ends of ranges and idle tokens lie inside.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ KERNEL = {"features": "exponential"}
 MLP = {"memory": {"kind": "mlp", "depth": 2, "expansion": 2}}
 DEEP = {"memory": {"kind": "mlp", "depth": 3, "expansion": 1, "activation": "silu"}}
 GATED = {"memory": {"kind": "gated_mlp", "expansion": 2, "residual": True}}
-CHAIN = {"memory": {"kind": "chain", "steps": [{"linear": 2}, {"activation": "tanh"}, {"linear": 2}, {"skip": 2}, {"norm": "rms"}, {"linear": 1}]}}
+STEPS = [{"linear": 2}, {"activation": "tanh"}, {"linear": 2}, {"skip": 2}, {"norm": "rms"}, {"linear": 1}]
+CHAIN = {"memory": {"kind": "chain", "steps": STEPS}}
 NORMED = {"memory": {"kind": "linear", "norm": "layer", "residual": True}}
 COSH = {"bias": {"kind": "expression", "formula": "log(cosh(r))"}}
 HUBER = {"bias": {"kind": "huber", "delta": 0.5}}
@@ -104,7 +105,8 @@ PAIRS = [(name, plan) for name in SPECS for plan in accepting(name)]
 
 def with_ends(inputs: Inputs, scale: float) -> Inputs:
     """Resets, full retention and momentum, idle steps and closed window slots at fixed tokens of the first head and row."""
-    places = {("retain", 0.0): (2, 5), ("retain", 1.0): (3, 5), ("momentum", 0.0): (1, 7), ("momentum", 1.0): (3, 7), ("step_size", 0.0): (4, 6)}
+    places = {("retain", 0.0): (2, 5), ("retain", 1.0): (3, 5), ("momentum", 0.0): (1, 7), ("momentum", 1.0): (3, 7)}
+    places["step_size", 0.0] = (4, 6)
     gates = {n: g * scale if n == "step_size" else g.clone() for n, g in inputs.gates.items()}
     for (name, value), (first, step) in places.items():
         if name in gates:

@@ -65,7 +65,7 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     return data
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(data=specs(), minimal=st.booleans())
 def test_dump_and_load_is_the_identity(data: dict[str, Any], minimal: bool) -> None:
     try:

@@ -46,6 +46,8 @@ class KernelText(Tiles):
         self.scratch = 0
         self.dirty: set[Node] = set()
         self.width: tuple[str, int, int] | None = None
+        self.turn = "item"  # the innermost loop's variable
+        self.count = 0
 
     # ---- the whole
 
@@ -65,7 +67,7 @@ class KernelText(Tiles):
         )  # fmt: skip
 
     def _head(self, name: str, pointers: Sequence[str], strides: Sequence[str]) -> str:
-        arguments = [p for p in pointers if p != "mine"] + list(strides) + ["scratch", "groups", "heads", "N", "LT"]
+        arguments = [p for p in pointers if p != "mine"] + list(strides) + ["scratch", "groups", "heads", "N", "LT", "nought"]
         made = ", ".join(dict.fromkeys(n.name or n.op.value for n in self.kernel.items))
         per = {EVERY: "every chunk n and head g", LOOP: "every head g, chunk after chunk"}.get(self.kernel.kind, "every head g")
         program = "tl.program_id(0)" + (" * tl.num_programs(1) + tl.program_id(1)" if self.split else "")
@@ -131,6 +133,8 @@ class KernelText(Tiles):
             self.loop(first, at)
             return
         axes = [a for a in first.axes if a not in ("n", "g")]
+        self.count += 1
+        self.nil = self.w.let("nil", f"nought * ({self.turn} + {self.count})")
         self.w.line(f"# {', '.join(n.name or n.attrs.get('fn', n.op.value) for n in step.roots)} [{', '.join(axes)}]")
         if first.op is Op.SOLVE:
             width = step.tile[1]
@@ -192,7 +196,9 @@ class KernelText(Tiles):
                 if i in gets:
                     self.placed[result] = self.placed[gets[i]].at(axis, here.text)
             self.dirty.clear()
+            before, self.turn = self.turn, step
             self.level(self.layout.items(body), {a: i for a, i in at.items() if a != axis})
+            self.turn = before
             self.barrier()
 
     def _starts(self, scan: Node, carried: Sequence[Buffer], at: Indices) -> None:

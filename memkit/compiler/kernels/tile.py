@@ -54,6 +54,7 @@ class Tiles:
         self.rank = 0
         self.blocks: tuple[int, ...] = ()
         self.split: tuple[str, int] | None = None
+        self.nil = ""  # a 0 that the compiler cannot see through, of this step alone
 
     # ---- indices
 
@@ -74,10 +75,10 @@ class Tiles:
         lane = self.lane(block)
         if self.split and axis == self.split[0]:
             block = self.split[1]
-            name = self.w.let(f"{axis}_", shaped.format(f"({axis}_start + {self.lane(block)})"))
+            name = self.w.let(f"{axis}_", shaped.format(f"({axis}_start + {self.lane(block)}{f' + {self.nil}' if self.nil else ''})"))
             yield Index(name, dims, "" if exact and length.plus % block == 0 else f"({name} < {length.text})"), block
         elif self.most(length) <= block:
-            name = self.w.let(f"{axis}_", shaped.format(lane))
+            name = self.w.let(f"{axis}_", shaped.format(f"({lane} + {self.nil})" if self.nil else lane))
             yield Index(name, dims, "" if exact and length.plus == block else f"({name} < {length.text})"), block
         else:
             first = self.w.name(f"{axis}_first")

@@ -1,0 +1,253 @@
+"""Emitted kernels as torch operations: registered once, with shapes for tracing and a gradient; and when they can run at all.
+
+Where it sits: above `emit_triton`, below `pipeline`. triton is imported when a kernel first runs, never when memkit is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memkit.specs.errors import KernelError
+
+from .emit_torch import compile_source
+from .emit_triton import Function, KernelModule
+from .runtime_triton import outside
+
+TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+TOKENS = ("q", "keys", "values", "grad_y")  # the first of these among a function's inputs gives the type of sequences
+
+
+def interpreted() -> bool:
+    """Whether triton's interpreter is on: kernels then run on CPU tensors, slowly, for tests."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def obstacle(x: Tensor | None = None) -> str | None:
+    """Why kernels cannot run on x (or on any device here), or None."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if interpreted():
+        return None
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA or ROCm device"
+    if x is not None and not x.is_cuda:
+        return f"the tensors are on {x.device}"
+    if x is not None and x.dtype not in TYPES:
+        return f"the tensors are {x.dtype}"
+    return None
+
+
+def demand(x: Tensor | None = None) -> None:
+    """Raise where kernels cannot run.
+
+    Raises:
+        KernelError: with the reason.
+    """
+    why = obstacle(x)
+    if why:
+        raise KernelError(f"backend: triton, but {why}", "triton, and float32, bfloat16 or float16 tensors on a CUDA or ROCm device", "backend: torch", "backend")
+
+
+def architecture() -> str:
+    """The target that block sizes are chosen for: this device's, or sm_90 where there is none."""
+    if not torch.cuda.is_available():
+        return "sm_90"
+    if torch.version.hip:
+        return "gfx942"
+    return "sm_90" if torch.cuda.get_device_capability()[0] >= 9 else "sm_80"
+
+
+@dataclass
+class Kernels:
+    """A rule's kernels: `make` writes the module for an architecture and a type, once each."""
+
+    key: str
+    make: Callable[[str, bool], KernelModule]
+    made: dict[tuple[str, bool], tuple[KernelModule, dict[str, Any]]] = field(default_factory=dict)
+
+    def module(self, single: bool = False) -> tuple[KernelModule, dict[str, Any]]:
+        """(module, its names) for this device; `single`: products in float32."""
+        which = architecture(), single
+        if which not in self.made:
+            module = self.make(*which)
+            self.made[which] = module, compile_source(module.source, f"<memkit kernels {len(_KNOWN)} {self.key} {which[0]} {single}>")
+        return self.made[which]
+
+    def call(self, name: str) -> Callable[..., Sequence[Tensor]]:
+        """The function `name` on tensors with batch and head axes."""
+        function = self.make_function(name)
+
+        def run(*inputs: Tensor) -> Sequence[Tensor]:
+            needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+            given = sequences(function, inputs)
+            sizes = _sizes(function, inputs)
+            found = operation()(list(given), self.key, f"{name}_saving" if needed else name, list(sizes))
+            return found[: function.results]
+
+        return run
+
+    def make_function(self, name: str) -> Function:
+        if not self.made:
+            which = architecture(), False
+            self.made[which] = self.make(*which), {}
+            module, _ = self.made.pop(which)
+            return module.functions[name]
+        return next(iter(self.made.values()))[0].functions[name]
+
+
+_KNOWN: dict[str, Kernels] = {}
+
+
+def register(kernels: Kernels) -> Kernels:
+    """Make kernels findable by their key, which is all that a traced graph holds of them."""
+    return _KNOWN.setdefault(kernels.key, kernels)
+
+
+def names_of(function: Function) -> list[str]:
+    return [p.attrs["name"] for p in function.layout.graph.params]
+
+
+def sequences(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs with all sequences in one type."""
+    names = names_of(function)
+    tokens = [x for n, x in zip(names, inputs, strict=True) if n in TOKENS]
+    wide = tokens[0].dtype
+    for x in tokens[1:]:
+        wide = torch.promote_types(wide, x.dtype)
+    return [x.to(wide) if n in TOKENS else x for n, x in zip(names, inputs, strict=True)]
+
+
+def _sizes(function: Function, inputs: Sequence[Tensor]) -> tuple[int, int, int, int]:
+    """(N, B, H, LT)."""
+    found = {"n": 1, "t": 1}
+    for param, x in zip(function.layout.graph.params, inputs, strict=True):
+        axes = [a for axis in param.axes for a in (("b", "h") if axis == "g" else (axis,))]
+        found |= dict(zip(axes, x.shape, strict=True))
+    return found["n"], found["b"], found["h"], found["t"]
+
+
+# ---- the operation
+
+
+@cache
+def operation() -> Any:
+    """`memkit::kernels(inputs, key, name, sizes) -> results and saved values`."""
+
+    def kernels(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:
+        return _run(inputs, key, name, sizes)
+
+    kernels.__annotations__ = {"inputs": list[Tensor], "key": str, "name": str, "sizes": list[int], "return": list[Tensor]}
+    op = torch.library.custom_op("memkit::kernels", kernels, mutates_args=())
+    op.register_fake(_fake)
+    op.register_autograd(_pull, setup_context=_keep)
+    return op
+
+
+def _find(key: str, name: str, single: bool) -> tuple[Function, dict[str, Any]]:
+    module, names = _KNOWN[key].module(single)
+    return module.functions[name], names
+
+
+def _type(names: Sequence[str], inputs: Sequence[Tensor]) -> torch.dtype:
+    return next(x.dtype for n, x in zip(names, inputs, strict=True) if n in TOKENS)
+
+
+def _run(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:
+    single = inputs[0].dtype in (torch.float32, torch.float64)
+    function, names = _find(key, name, single)
+    own = names_of(function)
+    dtype = _type(own, inputs)
+    guard = torch.cuda.device(inputs[0].device) if inputs[0].is_cuda else contextlib.nullcontext()
+    with guard:
+        return list(names[name](*inputs, tuple(sizes), dtype, how(dtype)))
+
+
+def _fake(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:
+    function = _KNOWN[key].make_function(name)
+    dtype = _type(names_of(function), inputs)
+    return shapes(function, inputs[0], sizes, dtype)
+
+
+def shapes(function: Function, like: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    """Empty results of a function."""
+    N, B, H, LT = sizes
+    number = torch.float64 if dtype == torch.float64 else torch.float32
+    arrays, found = {a.name: a for a in function.layout.arrays}, []
+    for label, place, _ in function.layout.results():
+        array = arrays[place.name]
+        size = [eval(s, {"N": N, "B": B, "H": H, "LT": LT, "G": B * H}) for s in array.sizes]  # noqa: S307
+        if array.kind == "result":
+            axes = tuple(x for a in array.axes for x in (("b", "h") if a == "g" else (a,)))
+            found.append(outside(like, dtype if label in ("y", "q", "keys", "values") else number, axes, *size))
+        elif array.kind == "carry" and not label.startswith("saved_"):
+            found.append(torch.empty((B, H, *size[2:]), device=like.device, dtype=number))
+        else:
+            found.append(torch.empty(size, device=like.device, dtype=number))
+    return found
+
+
+def _keep(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    tensors, ctx.key, ctx.name, ctx.sizes = inputs
+    function = _KNOWN[ctx.key].make_function(ctx.name)
+    ctx.inputs, ctx.results = len(tensors), function.results
+    ctx.labels = [label for label, _, _ in function.layout.results()]
+    ctx.names = names_of(function)
+    ctx.save_for_backward(*tensors, *output[function.results :])
+    ctx.like = [(x.shape, x.dtype) for x in output[: function.results]]
+
+
+def _pull(ctx: Any, grads: list[Tensor | None]) -> tuple:
+    """The gradients of a call with saved values; a chunk's inside is computed again from the state saved at its start."""
+    saved = ctx.saved_tensors
+    name = ctx.name.removesuffix("_saving") + "_backward"
+    given = [saved[0].new_zeros(shape, dtype=dtype) if g is None else g for g, (shape, dtype) in zip(grads, ctx.like, strict=False)]
+    labels = ctx.labels
+    known = dict(zip((*ctx.names, *labels[ctx.results :], *(f"grad_{x}" for x in labels[: ctx.results])), (*saved, *given), strict=True))
+    function = _KNOWN[ctx.key].make_function(name)
+    found = operation()([known[n] for n in names_of(function)], ctx.key, name, ctx.sizes)
+    by_name = dict(zip((label for label, _, _ in function.layout.results()), found, strict=True))
+    return [by_name.get(n) for n in ctx.names], None, None, None
+
+
+@dataclass(frozen=True)
+class How:
+    """What an emitted function is told at each call: types and precisions."""
+
+    number: torch.dtype
+    D: Any
+    F: Any
+    P: str
+    S: str
+
+    def constant(self, table: Tensor, like: Tensor) -> Tensor:
+        """A table of constants on a device."""
+        return _table(id(table), table, like.device, self.number if table.is_floating_point() else table.dtype)
+
+
+_TABLES: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
+
+
+def _table(known: int, table: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    key = known, device, dtype
+    if key not in _TABLES:
+        _TABLES[key] = table.to(device=device, dtype=dtype)
+    return _TABLES[key]
+
+
+def how(dtype: torch.dtype) -> How:
+    """Operands of products have the input's type; float32 products are exact unless torch allows tf32."""
+    import triton.language as tl
+
+    number = torch.float64 if dtype == torch.float64 else torch.float32
+    kinds = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
+    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 and not torch.version.hip
+    return How(number, kinds[dtype], kinds[number], "tf32" if tf32 else "ieee", "ieee")

@@ -1,0 +1,92 @@
+"""What a spec reduces to: neutral values of its own knobs under which its one-token equations are those of a preset, as the compiler proves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import networkx
+
+from memkit.compiler.build import build
+from memkit.compiler.canonical import Canonical
+from memkit.compiler.ir import GraphError
+from memkit.compiler.match import isomorphic, live, to_networkx
+from memkit.compiler.terms import Rewrites, Table
+from memkit.compiler.token_graph import token_graph
+from memkit.specs.errors import MemkitError
+from memkit.specs.io import load_spec
+from memkit.specs.layer import LayerSpec
+from memkit.specs.rule import Rule
+
+WIDTH = 4  # of keys and values; the equations do not depend on it
+ONE = {"window.size": 1, "window.gate": "none"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The equations of one token in normal form, as a graph."""
+
+    chunk: int
+    graph: networkx.DiGraph
+
+    def same(self, other: Form) -> bool:
+        return self.chunk == other.chunk and isomorphic(self.graph, other.graph)
+
+
+class Reductions:
+    """Remembers the forms it has made: one build of the explorer asks for the same ones often."""
+
+    def __init__(self, presets: Iterable[str]) -> None:
+        self.forms: dict[str, Form | None] = {}
+        self.presets = {name: load_spec(name) for name in presets}
+
+    def form(self, spec: LayerSpec, fixed: Mapping[str, float]) -> Form | None:
+        """None where the equations have no normal form."""
+        key = spec.model_dump_json(exclude={"name", "source", "layer"}) + repr(sorted(fixed.items()))
+        if key not in self.forms:
+            try:
+                self.forms[key] = _form(spec, fixed)
+            except (GraphError, MemkitError):
+                self.forms[key] = None
+        return self.forms[key]
+
+    def of(self, spec: LayerSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """(preset, knobs at their neutral value), the fewest knobs for each preset, none for the preset's own rule."""
+        found: dict[str, list[tuple[str, ...]]] = {}
+        for knobs in _choices(spec):
+            form = self._neutral(spec, knobs)
+            for name, preset in self.presets.items():
+                if form is None or any(set(less) <= set(knobs) for less in found.get(name, ())):
+                    continue
+                other = self.form(preset, {})
+                if other is not None and form.same(other):
+                    found.setdefault(name, []).append(knobs)
+                    if name != spec.name or knobs:
+                        yield name, tuple(TEXTS[knob] for knob in knobs)
+
+    def _neutral(self, spec: LayerSpec, knobs: tuple[str, ...]) -> Form | None:
+        if "window" in knobs:
+            spec = load_spec(spec, ONE)
+        return self.form(spec, {knob: VALUES[knob] for knob in knobs if knob in VALUES})
+
+
+VALUES = {"momentum": 0.0, "retain": 1.0, "step_size": 1.0}
+TEXTS = {"window": "window.size = 1, weighed 1", "momentum": "momentum = 0", "retain": "retain = 1", "step_size": "step_size = 1"}
+
+
+def _choices(spec: LayerSpec) -> Iterator[tuple[str, ...]]:
+    """Sets of knobs that can be put to their neutral value, small ones first."""
+    there = [knob for knob in VALUES if knob in spec.roles()] + (["window"] if spec.window.size > 1 else [])
+    for size in range(len(there) + 1):
+        yield from combinations(there, size)
+
+
+def _form(spec: LayerSpec, fixed: Mapping[str, float]) -> Form:
+    rule = Rule(spec, WIDTH, WIDTH)
+    constants: dict[str, Any] = {**rule.constants, **fixed}
+    token = token_graph(build(rule), constants)
+    table = Table()
+    forms = Canonical(table, Rewrites()).form(token.graph, token.sizes)
+    return Form(token.chunk, to_networkx(live(forms, table), table, token.sizes))
