@@ -1,4 +1,4 @@
-"""`memkit bench`: how fast the compiled presets run on this machine, against the token loop; and the clock and the inputs it measures with."""
+"""`memkit bench`: how fast compiled rules run on this machine, next to the token loop; and the clock and inputs that it measures with."""
 
 from __future__ import annotations
 
@@ -217,15 +217,15 @@ def measure(source: Any, tokens: int, heads: int, width: int, *, runs: int = 3, 
 def table(rows: Sequence[Row], heads: int, width: int, cores: int) -> Table:
     """What was measured, one spec a line."""
     tokens = rows[0].tokens[-1]
-    title = f"{tokens:,} tokens, {heads} heads, K = V = {width}, float32, torch {torch.__version__}, {cores} threads"
-    found = Table(title=title, title_justify="left")
+    title = f"{tokens:,} tokens, {heads} heads, K = V = {width}, float32, torch {torch.__version__}, threads {cores}"
+    found = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("spec", "plan"):
-        found.add_column(name)
-    for name in ("forward", "+ backward", "tokens/s", "T / (T/4)", "against loop", "state"):
+        found.add_column(name, no_wrap=True)
+    for name in ("forward ms", "both ms", "tokens/s", "T : T/4", "loop : both", "state KiB"):
         found.add_column(name, justify="right")
     for row in rows:
-        cells = [f"{row.forward[-1] * 1e3:.1f} ms", f"{row.both[-1] * 1e3:.1f} ms", f"{tokens / row.both[-1]:,.0f}"]
-        cells += [f"{row.both[-1] / row.both[0]:.1f}x", f"{row.loop / row.both[-1]:.0f}x" if row.loop else "", f"{row.state_bytes / 1024:,.0f} KiB"]
+        cells = [f"{row.forward[-1] * 1e3:.1f}", f"{row.both[-1] * 1e3:.1f}", f"{tokens / row.both[-1]:,.0f}"]
+        cells += [f"{row.both[-1] / row.both[0]:.1f}", f"{row.loop / row.both[-1]:.0f}" if row.loop else "", f"{row.state_bytes / 1024:,.0f}"]
         found.add_row(row.spec, row.plan, *cells)
     return found
 

@@ -1,13 +1,12 @@
-"""How long axes are, and what a node costs, for the plan view: one chunk of one head, counted from shapes alone."""
+"""How long axes are, and what a node costs, for the plan view: one chunk of one head. Adds up to what `memkit.compiler.cost` counts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from memkit.compiler.ir import Graph, Node, Op
+from memkit.compiler.ir import Node, Op
 from memkit.compiler.lengths import length_of
-from memkit.specs.rule import Rule
 
 FREE = ("n", "g")  # chunks, and batch and heads in one: a drawing shows one of each
 
@@ -69,16 +68,16 @@ class Sizes:
 
     def flops(self, node: Node) -> int:
         """Floating point operations of one node: a multiply and an add count two, a pointwise function one an entry."""
-        if node.op in (Op.POINTWISE, Op.DECAY, Op.FOLD, Op.SCATTER):
+        if node.op in (Op.POINTWISE, Op.DECAY):
             return self.count(node)
-        if node.op is Op.REDUCE:
-            return self.count(node.args[0])
+        if node.op in (Op.REDUCE, Op.FOLD):
+            return sum(self.count(arg) for arg in node.args)
         if node.op is Op.EINSUM:
             a, b = node.args
             axes = {axis: self.length(a if axis in a.axes else b, axis) or 1 for axis in (*a.axes, *b.axes)}
             return math.prod(axes.values()) * (2 if set(axes) - set(node.axes) else 1)
         if node.op is Op.SOLVE:
-            rows = self.length(node.args[0], node.attrs["rows"]) or 1
+            rows = self.length(node, node.attrs["cols" if node.attrs["transpose"] else "rows"]) or 1
             return rows * self.count(node)
         if node.op is Op.MASKED_PRODUCT:
             scores, mask, sums = self.fused(node)
@@ -87,25 +86,10 @@ class Sizes:
 
     def fused(self, node: Node) -> tuple[int, int, int]:
         """The three steps of a masked product: scores, mask, sum over columns."""
-        z, x, c, d = node.args
-        contract, cols = node.attrs["contract"], node.attrs["cols"]
-        known = {axis: self.length(arg, axis) or 1 for arg in (d, c, x, z) for axis in arg.axes}
-        square = math.prod(known[axis] for axis in dict.fromkeys((*z.axes, *x.axes)) if axis not in contract)
-        width = math.prod(known[axis] for axis in contract)
-        out = math.prod(known[axis] for axis in node.axes)
-        return 2 * square * width, square, 2 * out * known[cols]
-
-
-def sizes(rule: Rule, graph: Graph, chunk: int, weights: Mapping[str, tuple[str, ...]]) -> Sizes:
-    """Lengths for the graphs of a compiled rule; `weights` are the axis letters of each."""
-    c = rule.spec.window.size
-    given = {"t": chunk, "u": chunk, "s": chunk + c - 1, "j": c, "k": rule.key_dim, "v": rule.value_dim}
-    if rule.finite:
-        given["f"] = rule.width
-    for name, axes in weights.items():
-        if name in rule.shapes:
-            given |= {axis: length for axis, length in zip(axes, rule.shapes[name], strict=True) if axis != "s"}
-    return Sizes(given)
+        z, x, c, d = ({axis: self.length(arg, axis) or 1 for axis in arg.axes} for arg in node.args)
+        full = {**z, **x}
+        weighed = {axis: length for axis, length in {**full, **c}.items() if axis not in node.attrs["contract"]}
+        return 2 * math.prod(full.values()), math.prod(weighed.values()), 2 * math.prod({**weighed, **d}.values())
 
 
 def _times(a: int | None, b: int) -> int | None:

@@ -156,9 +156,11 @@ def _cluster(cluster: Cluster) -> dict[str, str]:
 
 
 def _label(box: Box) -> str:
-    lines = [label_html(line, TITLE) for line in wrapped(box.title, WIDTH) if line]
+    lines = [label_html(line, TITLE) for line in wrapped(box.title, WIDTH + 6) if line]
     if box.kind in BOLD:
         lines = [f"<B>{line}</B>" for line in lines]
+    if box.lines and not box.cells:
+        lines.append('<FONT POINT-SIZE="3">&#160;</FONT>')  # room for subscripts
     for text in box.lines:
         lines += [f'<FONT POINT-SIZE="{LINE}" COLOR="{FAINT}">{label_html(line, LINE)}</FONT>' for line in wrapped(text, WIDTH)]
     if not box.cells:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memkit.compiler.cost import MAIN, given
 from memkit.compiler.ir import Graph, Node, Op
 from memkit.compiler.pipeline import Compiled, CompiledRule, compile_rule
 from memkit.layers.memory_layer import DEFAULT_DIM
@@ -11,14 +12,13 @@ from memkit.specs.errors import SpecError, near
 from memkit.specs.layer import LayerSpec
 from memkit.specs.rule import Rule
 
-from .drawing_cost import Sizes, sizes
+from .drawing_cost import Sizes
 from .drawing_model import Cluster, Picture
 from .drawing_tangle import untangled
 from .drawing_text import count
 from .drawing_units import QUIET, Unit, details, source, title, units
 
 BYTES = 4  # of a float32
-FIRST = "chunks"  # the graph that runs a whole sequence, where a plan has one
 
 
 def plan_picture(subject: LayerSpec | Rule, after: str = "") -> Picture:
@@ -29,7 +29,7 @@ def plan_picture(subject: LayerSpec | Rule, after: str = "") -> Picture:
     """
     rule = subject if isinstance(subject, CompiledRule) else compiled(subject)
     known: Compiled = rule.compiled
-    name = FIRST if FIRST in known.graphs else next(iter(known.graphs))
+    name = next(name for name in (*MAIN, *known.graphs) if name in known.graphs)
     stages = dict(known.graphs[name].graphs)
     if after and after not in stages:
         raise SpecError(f"after {after!r}", "a pass that ran: " + ", ".join(stages), near(after, stages), "--after")
@@ -48,8 +48,8 @@ def compiled(subject: LayerSpec | Rule) -> CompiledRule:
 class _Painter:
     def __init__(self, rule: CompiledRule, name: str, graph: Graph, after: str) -> None:
         known = rule.compiled
-        self.sizes: Sizes = sizes(rule, graph, known.chunk, known.equations.weights)
-        self.flops = self.bytes = 0
+        self.sizes = Sizes(given(known.equations, known.chunk))
+        self.flops, self.bytes = 0, 0
         step = f", after {after}" if after else ""
         self.picture = Picture(f"{rule.spec.name}: plan {known.choice.name}, graph {name}{step}", tight=True)
         self.place: dict[Node, str] = {}  # box of a value

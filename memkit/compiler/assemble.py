@@ -88,6 +88,7 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         runtime.pieces,
         runtime.blocks,
         runtime.in_sequence,
+        runtime.started,
         runtime.overlapping,
     ]
     if "history" in graphs:

@@ -26,6 +26,10 @@ TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "f
 TOKENS = ("q", "keys", "values", "grad_y")  # the first of these among a function's inputs gives the type of sequences
 
 
+def can_import() -> bool:
+    return find_spec("triton") is not None
+
+
 def interpreted() -> bool:
     """Whether triton's interpreter is on: kernels then run on CPU tensors, slowly, for tests."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -33,7 +37,7 @@ def interpreted() -> bool:
 
 def obstacle(x: Tensor | None = None) -> str | None:
     """Why kernels cannot run on x (or on any device here), or None."""
-    if find_spec("triton") is None:
+    if not can_import():
         return "triton is not installed"
     if interpreted():
         return None
@@ -68,40 +72,43 @@ def architecture() -> str:
 
 @dataclass
 class Kernels:
-    """A rule's kernels: `make` writes the module for an architecture and a type, once each."""
+    """A rule's kernels: `make` writes the module for a target and for float32 products or narrow ones, once each."""
 
     key: str
     make: Callable[[str, bool], KernelModule]
-    made: dict[tuple[str, bool], tuple[KernelModule, dict[str, Any]]] = field(default_factory=dict)
+    written: dict[tuple[str, bool], KernelModule] = field(default_factory=dict)
+    loaded: dict[tuple[str, bool], dict[str, Any]] = field(default_factory=dict)
 
-    def module(self, single: bool = False) -> tuple[KernelModule, dict[str, Any]]:
-        """(module, its names) for this device; `single`: products in float32."""
+    def module(self, single: bool) -> KernelModule:
+        """The module for this device."""
         which = architecture(), single
-        if which not in self.made:
-            module = self.make(*which)
-            self.made[which] = module, compile_source(module.source, f"<memkit kernels {len(_KNOWN)} {self.key} {which[0]} {single}>")
-        return self.made[which]
+        if which not in self.written:
+            self.written[which] = self.make(*which)
+        return self.written[which]
+
+    def names(self, single: bool) -> dict[str, Any]:
+        """What the module defines; imports triton."""
+        which, module = (architecture(), single), self.module(single)
+        if which not in self.loaded:
+            self.loaded[which] = compile_source(module.source, f"<memkit kernels {self.key} {which[0]} {'single' if single else 'narrow'}>")
+        return self.loaded[which]
+
+    def function(self, name: str) -> Function:
+        """One function's description, which no block size changes."""
+        return (next(iter(self.written.values()), None) or self.module(False)).functions[name]
 
     def call(self, name: str) -> Callable[..., Sequence[Tensor]]:
         """The function `name` on tensors with batch and head axes."""
-        function = self.make_function(name)
 
         def run(*inputs: Tensor) -> Sequence[Tensor]:
+            function = self.function(name)
             needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-            given = sequences(function, inputs)
-            sizes = _sizes(function, inputs)
-            found = operation()(list(given), self.key, f"{name}_saving" if needed else name, list(sizes))
+            found = operation()(
+                sequences(function, inputs), self.key, f"{name}_saving" if needed else name, list(_sizes(function, inputs))
+            )
             return found[: function.results]
 
         return run
-
-    def make_function(self, name: str) -> Function:
-        if not self.made:
-            which = architecture(), False
-            self.made[which] = self.make(*which), {}
-            module, _ = self.made.pop(which)
-            return module.functions[name]
-        return next(iter(self.made.values()))[0].functions[name]
 
 
 _KNOWN: dict[str, Kernels] = {}
@@ -152,27 +159,21 @@ def operation() -> Any:
     return op
 
 
-def _find(key: str, name: str, single: bool) -> tuple[Function, dict[str, Any]]:
-    module, names = _KNOWN[key].module(single)
-    return module.functions[name], names
-
-
 def _type(names: Sequence[str], inputs: Sequence[Tensor]) -> torch.dtype:
     return next(x.dtype for n, x in zip(names, inputs, strict=True) if n in TOKENS)
 
 
 def _run(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:
-    single = inputs[0].dtype in (torch.float32, torch.float64)
-    function, names = _find(key, name, single)
-    own = names_of(function)
-    dtype = _type(own, inputs)
+    kernels = _KNOWN[key]
+    dtype = _type(names_of(kernels.function(name)), inputs)
+    names = kernels.names(dtype in (torch.float32, torch.float64))
     guard = torch.cuda.device(inputs[0].device) if inputs[0].is_cuda else contextlib.nullcontext()
     with guard:
         return list(names[name](*inputs, tuple(sizes), dtype, how(dtype)))
 
 
 def _fake(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:
-    function = _KNOWN[key].make_function(name)
+    function = _KNOWN[key].function(name)
     dtype = _type(names_of(function), inputs)
     return shapes(function, inputs[0], sizes, dtype)
 
@@ -197,7 +198,7 @@ def shapes(function: Function, like: Tensor, sizes: Sequence[int], dtype: torch.
 
 def _keep(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     tensors, ctx.key, ctx.name, ctx.sizes = inputs
-    function = _KNOWN[ctx.key].make_function(ctx.name)
+    function = _KNOWN[ctx.key].function(ctx.name)
     ctx.inputs, ctx.results = len(tensors), function.results
     ctx.labels = [label for label, _, _ in function.layout.results()]
     ctx.names = names_of(function)
@@ -212,7 +213,7 @@ def _pull(ctx: Any, grads: list[Tensor | None]) -> tuple:
     given = [saved[0].new_zeros(shape, dtype=dtype) if g is None else g for g, (shape, dtype) in zip(grads, ctx.like, strict=False)]
     labels = ctx.labels
     known = dict(zip((*ctx.names, *labels[ctx.results :], *(f"grad_{x}" for x in labels[: ctx.results])), (*saved, *given), strict=True))
-    function = _KNOWN[ctx.key].make_function(name)
+    function = _KNOWN[ctx.key].function(name)
     found = operation()([known[n] for n in names_of(function)], ctx.key, name, ctx.sizes)
     by_name = dict(zip((label for label, _, _ in function.layout.results()), found, strict=True))
     return [by_name.get(n) for n in ctx.names], None, None, None

@@ -88,8 +88,10 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
     before, position = rule["window"] - 1, state["position"]
     keys, values = (torch.cat([state["keys"], k], 1), torch.cat([state["values"], v], 1)) if before else (k, v)
     gates = {n: gates[n] for n in rule["gates"]}
+    seen_k, seen_v = keys, values
     if before:
         gates["window_gate"] = in_sequence(gates["window_gate"], position)
+        seen_k, seen_v = (started(x, position, before) for x in (keys, values))
     elif "window_gate" in gates:
         gates["window_gate"] = gates["window_gate"][..., 0]
     carried = [
@@ -108,7 +110,7 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
         bounds = pieces(tokens, position, rule["chunk"], rule["semantic"], most)
     sizes = [stop - start for start, stop, _ in bounds]
     parts = zip(
-        bounds, q.split(sizes, 1), *(overlapping(x, sizes, before) for x in (keys, values)), *(g.split(sizes, 1) for g in gates.values())
+        bounds, q.split(sizes, 1), *(overlapping(x, sizes, before) for x in (seen_k, seen_v)), *(g.split(sizes, 1) for g in gates.values())
     )
     for (start, stop, chunks), q_part, k_part, v_part, *gate_parts in parts:
         sequences = [to_chunks(q_part, chunks), *(to_windows(x, chunks, before) for x in (k_part, v_part))]
@@ -136,6 +138,15 @@ def pack(rule, state, carried, anchor, keys, values, tokens, batch, heads):
         "values": values[:, tokens:] if before else state["values"],
         "position": state["position"] + tokens,
     }
+
+
+def started(x: Tensor, position: int, before: int) -> Tensor:
+    """x [B, before + T, ..] with the slots before the sequence's start, whose weight is 0, filled by its first token: 0 times its loss is 0."""
+    missing = max(0, before - position)
+    if not missing:
+        return x
+    first = x[:, before - min(position, before) : before - min(position, before) + 1]
+    return torch.cat([first.expand(-1, missing, *x.shape[2:]), x[:, missing:]], 1)
 
 
 def in_sequence(gate: Tensor, position: int) -> Tensor:

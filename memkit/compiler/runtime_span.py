@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from memkit.compiler.runtime import from_chunks, in_sequence, pieces, to_chunks, to_windows
+from memkit.compiler.runtime import from_chunks, in_sequence, pieces, started, to_chunks, to_windows
 
 BLOCK = 512  # columns of the past handled at a time
 
@@ -23,8 +23,10 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
     before, position = rule["window"] - 1, state["position"]
     keys, values = (torch.cat([seen_keys(state, before), k], 1), torch.cat([state["values"], v], 1)) if before else (k, v)
     gates = {n: gates[n] for n in rule["gates"]}
+    seen_k, seen_v = keys, values
     if before:
         gates["window_gate"] = in_sequence(gates["window_gate"], position)
+        seen_k, seen_v = (started(x, position, before) for x in (keys, values))
     elif "window_gate" in gates:
         gates["window_gate"] = gates["window_gate"][..., 0]
     carried = [flat(w) for w in (*state["weights"].values(), *(s for own in state["slots"].values() for s in own.values()))]
@@ -39,14 +41,14 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
     base, outputs, lengths = span[0].shape[1], [], []
     for start, stop in chunk_bounds(tokens, position, rule["chunk"], semantic):
         x_q = to_chunks(q[:, start:stop], 0)
-        x_k = to_windows(keys[:, start : stop + before], 0, before)
+        x_k = to_windows(seen_k[:, start : stop + before], 0, before)
         if semantic and (position + start) % rule["chunk"] == 0:
             anchor, held = [w.view_as(w) for w in carried[:finite]], None  # torch.compile takes no tensor twice
         seen = contributions(rule, history, past, held, x_q, x_k, learned)
         sequences = [
             x_q,
             x_k,
-            to_windows(values[:, start : stop + before], 0, before),
+            to_windows(seen_v[:, start : stop + before], 0, before),
             *(to_chunks(g[:, start:stop], 0) for g in gates.values()),
         ]
         y, *rest = step(*sequences, *carried, *(anchor if semantic else ()), *learned, *seen)

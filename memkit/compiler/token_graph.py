@@ -95,7 +95,7 @@ class _Token:
         for name, key, value, weigh in pairs:
             prediction = self.predict(at, key, name)
             (slope,) = ir.inline(self.eq.slope, {"p": prediction, "target": value})
-            signal = ir.mul(ir.expand(slope, prediction), weigh)
+            signal = ir.mul(ir.expand(slope, prediction), weigh).replace(where="layer.window")
             found = vjp([prediction], [ir.expand(signal, prediction)], list(at.values()))
             for weight, grad in zip(at, found, strict=True):
                 grad = ir.expand(ir.const(0.0), at[weight]) if grad is None else grad

@@ -11,6 +11,7 @@ import networkx
 
 from memkit.compiler.build import build
 from memkit.compiler.canonical import Canonical
+from memkit.compiler.facts import facts
 from memkit.compiler.ir import GraphError
 from memkit.compiler.match import isomorphic, live, to_networkx
 from memkit.compiler.terms import Rewrites, Table
@@ -39,8 +40,22 @@ class Reductions:
     """Remembers the forms it has made: one build of the explorer asks for the same ones often."""
 
     def __init__(self, presets: Iterable[str]) -> None:
+        self.traits: dict[str, Any] = {}
         self.forms: dict[str, Form | None] = {}
         self.presets = {name: load_spec(name) for name in presets}
+
+    def trait(self, spec: LayerSpec) -> Any:
+        """What equal rules have in common, cheap to find: shapes of the weights, chunks, whether the optimizer is linear."""
+        key = spec.model_dump_json(exclude={"name", "source", "layer"})
+        if key not in self.traits:
+            try:
+                equations = build(Rule(spec, WIDTH, WIDTH))
+                chunk = spec.update.chunk_size if spec.update.grad_at == "chunk" else 0
+                linear = facts(equations).optimizer is not None
+                self.traits[key] = (sorted(equations.weights.values()), sorted(equations.sizes.items()), chunk, linear)
+            except (GraphError, MemkitError):
+                self.traits[key] = None
+        return self.traits[key]
 
     def form(self, spec: LayerSpec, fixed: Mapping[str, float]) -> Form | None:
         """None where the equations have no normal form."""
@@ -52,18 +67,19 @@ class Reductions:
                 self.forms[key] = None
         return self.forms[key]
 
-    def of(self, spec: LayerSpec) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """(preset, knobs at their neutral value), the fewest knobs for each preset, none for the preset's own rule."""
+    def of(self, spec: LayerSpec, own: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+        """(preset, knobs at their neutral value), the fewest knobs for each preset; `own` is the preset that the spec is."""
         found: dict[str, list[tuple[str, ...]]] = {}
+        alike = {name: preset for name, preset in self.presets.items() if self.trait(preset) == self.trait(spec)}
         for knobs in _choices(spec):
-            form = self._neutral(spec, knobs)
-            for name, preset in self.presets.items():
+            form = self._neutral(spec, knobs) if alike else None
+            for name, preset in alike.items():
                 if form is None or any(set(less) <= set(knobs) for less in found.get(name, ())):
                     continue
                 other = self.form(preset, {})
                 if other is not None and form.same(other):
                     found.setdefault(name, []).append(knobs)
-                    if name != spec.name or knobs:
+                    if name != own:
                         yield name, tuple(TEXTS[knob] for knob in knobs)
 
     def _neutral(self, spec: LayerSpec, knobs: tuple[str, ...]) -> Form | None:

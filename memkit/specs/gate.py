@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +27,10 @@ class Role:
     start: float = 0.5
     ceiling: float = 1.0
     axis: str | None = None  # None, "feature" (one value a feature) or "window" (one value a window slot)
+
+    def below(self, ceiling: float | None) -> Role:
+        """The same role with a layer's values bounded by `ceiling`, where the role itself has no upper end."""
+        return self if ceiling is None or self.high is not None else replace(self, ceiling=ceiling)
 
 
 RETAIN = Role("retain", start=0.98)
@@ -122,10 +126,11 @@ class Input(Gate):
 
     kind = "input"
     start: float | None = Field(default=None, description="value of a fresh layer, in the gate's own range")
-    examples = ({}, {"start": 0.5})
+    ceiling: float | None = Field(default=None, gt=0, description="largest value a layer's step size can reach; 1 unless given")
+    examples = ({}, {"start": 0.5}, {"ceiling": 0.9})
 
     def module(self, role: Role, dim: int, heads: int, width: tuple[int, ...]) -> nn.Module | None:
-        return ProjectedGate(role, dim, heads, width, role.start if self.start is None else self.start)
+        return ProjectedGate(role.below(self.ceiling), dim, heads, width, role.start if self.start is None else self.start)
 
     def equation(self) -> str:
         return "projected from x_t"
@@ -141,10 +146,11 @@ class Learned(Gate):
 
     kind = "learned"
     start: float | None = Field(default=None, description="value of a fresh layer, in the gate's own range")
-    examples = ({}, {"start": 0.5})
+    ceiling: float | None = Field(default=None, gt=0, description="largest value a layer's step size can reach; 1 unless given")
+    examples = ({}, {"start": 0.5}, {"ceiling": 0.9})
 
     def module(self, role: Role, dim: int, heads: int, width: tuple[int, ...]) -> nn.Module | None:
-        return LearnedGate(role, heads, width, role.start if self.start is None else self.start)
+        return LearnedGate(role.below(self.ceiling), heads, width, role.start if self.start is None else self.start)
 
     def equation(self) -> str:
         return "one learned value a head"

@@ -128,6 +128,7 @@ class LayerSpec(BaseModel):
             if value is not None and not role.low <= value <= high:
                 span = f"[{role.low:g}, {high:g}]" if role.high is not None else f">= {role.low:g}"
                 yield SpecError(f"{name}: {value:g}", f"a value in {span}", "", self._gate_path(name))
+            yield from self._ceiling_misfits(name, role, gate)
         key, value = self.layer.key_dim, self.layer.value_dim
         if self.memory.residual and key and value and key != value:
             got = f"residual: true with key_dim {key} and value_dim {value}"
@@ -149,6 +150,15 @@ class LayerSpec(BaseModel):
                 )
         if not self.features.finite():
             yield from self._infinite_misfits(channel)
+
+    def _ceiling_misfits(self, name: str, role: Role, gate: Gate) -> Iterator[SpecError]:
+        ceiling, start = getattr(gate, "ceiling", None), getattr(gate, "start", None)
+        where = f"{self._gate_path(name)}.ceiling"
+        if ceiling is not None and role.high is not None:
+            yield SpecError(f"a ceiling of {ceiling:g} on {name}", f"none: {name} ends at {role.high:g} anyway", "leave it out", where)
+        elif ceiling is not None and (role.start if start is None else start) >= ceiling:
+            first = role.start if start is None else start
+            yield SpecError(f"{name}: ceiling {ceiling:g} with start {first:g}", "a ceiling above the start", f"start: {ceiling / 2:g}", where)
 
     def _infinite_misfits(self, channel: bool) -> Iterator[SpecError]:
         where = f"features: {self.features.kind} (only its kernel exists)"

@@ -73,9 +73,12 @@ class Rule:
 
     def init_params(self) -> dict[str, Tensor]:
         """Learned scalars of the features and the memory's norm, dotted names, in the default dtype; {} if there are none."""
+        return {n: p.to(torch.get_default_dtype()) for n, p in self._exact_params().items()}
+
+    def _exact_params(self) -> dict[str, Tensor]:
+        """`init_params` in float64, where 1/i! has no rounding of a smaller type."""
         found = {f"features.{n}": p for n, p in self.spec.features.params().items()}
-        found |= {f"memory.{n}": p for n, p in self.spec.memory.params(self.value_dim).items()}
-        return {n: p.to(torch.get_default_dtype()) for n, p in found.items()}
+        return found | {f"memory.{n}": p for n, p in self.spec.memory.params(self.value_dim).items()}
 
     def init_state(self, batch: int, weights: Weights, like: Tensor) -> MemoryState:
         """The state before the first token: the given weights for every row of the batch, zero slots, an empty window."""
@@ -131,7 +134,7 @@ class Rule:
         dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
         qf, kf, vf = (t.to(dtype) for t in (q, k, v))
         gf = {n: gates[n].to(dtype) for n in self.gates}
-        pf = {n: t.to(device=v.device, dtype=dtype) for n, t in (self.init_params() if params is None else params).items()}
+        pf = {n: t.to(device=v.device, dtype=dtype) for n, t in (self._exact_params() if params is None else params).items()}
         state = self.init_state(v.shape[0], {n: w.to(dtype) for n, w in weights.items()}, vf) if state is None else _cast(state, dtype)
         with torch.autocast(v.device.type, enabled=False):
             y, after = self.run(qf, kf, vf, gf, pf, state)
@@ -164,8 +167,9 @@ class Rule:
         bound = f"B={batch} T={tokens} H={heads} K={self.key_dim} V={self.value_dim}"
         if tokens < 1 or batch < 1:
             raise ShapeError(f"v {list(v.shape)}", "at least one token and one row", f"bound so far: {bound}", "v")
-        want = {"q": (q, (batch, tokens, heads, self.key_dim)), "k": (k, (batch, tokens, heads, self.key_dim))}
-        want["v"] = (v, (batch, tokens, heads, self.value_dim))
+        row = (batch, tokens, heads)
+        want: dict[str, tuple[Tensor, tuple[int, ...]]] = {"v": (v, (*row, self.value_dim))}
+        want |= {"q": (q, (*row, self.key_dim)), "k": (k, (*row, self.key_dim))}
         self._check_names("gates", gates, self.gates, bound)
         for name, shape in self.gates.items():
             want[f"gates.{name}"] = (gates[name], (batch, tokens, heads, *shape))

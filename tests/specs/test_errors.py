@@ -26,7 +26,7 @@ YAML: dict[str, tuple[str, str, str, str, str]] = {
     "field of window": ("window: {sise: 3}\n", "1:10", "=sise", "=a field of window: size, gate", "=did you mean size?"),
     "field of a gate": (
         "retention: {kind: scalar, gate: {kind: input, strt: 0.5}}\n", "1:47",
-        "=strt", "=a field of input: kind, start", "did you mean start?",
+        "=strt", "=a field of input: kind, start, ceiling", "did you mean start?",
     ),
     "dotted key": ("retention.gate: 1\n", "1:1", "=retention.gate", "a field of spec", "did you mean retention?"),
     "unknown bare kind": (
@@ -267,3 +267,10 @@ def test_formula_refuses(text: str) -> None:
 ])
 def test_formula_accepts(text: str) -> None:
     assert str(Formula(text)) == text
+
+
+def test_ceiling_of_a_gate() -> None:
+    with pytest.raises(SpecError, match=r"(?s)optimizer.step_size.ceiling.*ceiling 0.1 with start 0.5.*start: 0.05"):
+        load_spec({"optimizer": {"kind": "gd", "step_size": {"kind": "input", "start": 0.5, "ceiling": 0.1}}})
+    with pytest.raises(SpecError, match=r"(?s)retention.gate.ceiling.*retain ends at 1 anyway"):
+        load_spec({"retention": {"kind": "scalar", "gate": {"kind": "input", "ceiling": 0.5}}})

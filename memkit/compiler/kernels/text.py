@@ -134,7 +134,7 @@ class KernelText(Tiles):
             return
         axes = [a for a in first.axes if a not in ("n", "g")]
         self.count += 1
-        self.nil = self.w.let("nil", f"nought * ({self.turn} + {self.count})")
+        self.nil = self.w.let("nil", f"tl.multiple_of(nought & ({self.turn} + {self.count}), 64)")
         self.w.line(f"# {', '.join(n.name or n.attrs.get('fn', n.op.value) for n in step.roots)} [{', '.join(axes)}]")
         if first.op is Op.SOLVE:
             width = step.tile[1]

@@ -1,0 +1,102 @@
+"""memkit's side: rules, the layer that is held against titans-pytorch, the delta rules, and torch's own attention and products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flops
+import inputs
+import torch
+from inputs import Timed
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import memkit
+from memkit.benchmark import draw
+
+TITANS = {"memory.expansion": 2, "memory.residual": False}
+
+
+class Drawn:
+    """A rule on drawn inputs."""
+
+    def __init__(self, rule: Any, T: int, H: int) -> None:
+        self.call = draw(rule, T, H)
+        self.forward, self.both = self.call.forward, self.call.both
+        self.extra: dict[str, float] = {}
+        self.call.check()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Its plan, the bytes of its state, and what a case adds."""
+        return {"plan": self.call.rule.plan, "state_bytes": self.call.state_bytes, **self.extra}
+
+
+def rule(spec: str, T: int, H: int, K: int, V: int | None = None, overrides: dict[str, Any] | None = None) -> Drawn:
+    """A compiled rule."""
+    return Drawn(memkit.compile(spec, key_dim=K, value_dim=V or K, overrides=overrides), T, H)
+
+
+def loop(spec: str, T: int, H: int, K: int) -> Drawn:
+    """The token loop that defines the same rule."""
+    return Drawn(memkit.reference(spec, key_dim=K, value_dim=K), T, H)
+
+
+def share(T: int, H: int, K: int, E: int, C: int) -> Drawn:
+    """titans, with the FLOPs that forward + backward needs and those that it does."""
+    overrides = {"memory.expansion": E / K, "memory.residual": False, "update.chunk_size": C}
+    found = Drawn(memkit.compile("titans", key_dim=K, value_dim=K, overrides=overrides), T, H)
+    few = draw(found.call.rule, 8 * C, H)
+    found.extra = {"needed": flops.needed(found.call.rule, T, H), "done": flops.counted(few.both) * T / (8 * C)}
+    return found
+
+
+class TitansLayer(nn.Module):
+    """x [B, T, d] -> [B, T, d]: the norms, projections and gates of NeuralMemory around memkit's titans, gates a token."""
+
+    def __init__(self, d: int, C: int) -> None:
+        super().__init__()
+        self.rule = memkit.compile("titans", key_dim=d, value_dim=d, overrides={**TITANS, "update.chunk_size": C})
+        self.read_norm, self.store_norm = nn.RMSNorm(d), nn.RMSNorm(d)
+        self.queries, self.keys, self.values = (nn.Linear(d, d, bias=False) for _ in range(3))
+        self.gates = nn.Linear(d, 3)
+        self.start = nn.ParameterDict(self.rule.init_weights(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        stored = self.store_norm(x)
+        retain, momentum, step = self.gates(stored).sigmoid().unsqueeze(-2).unbind(-1)
+        gates = {"retain": retain, "momentum": momentum, "step_size": step * (2 / x.shape[-1])}
+        q, k, v = (t.unsqueeze(2) for t in (self.queries(self.read_norm(x)), self.keys(stored), self.values(stored)))
+        return self.rule(q, k, v, gates, dict(self.start))[0].squeeze(2)
+
+
+def titans(T: int, d: int, C: int) -> Timed:
+    """The layer that does what peer_titans.memory does."""
+    layer = TitansLayer(d, C)
+    x, out = torch.randn(1, T, d), torch.randn(1, T, d)
+    return Timed(lambda x, *_: layer(x), [x, *layer.parameters()], out)
+
+
+def delta(spec: str, T: int, H: int, K: int) -> Timed:
+    """A linear rule on the inputs that the peers get; its gates are those the spec has. Queries are scaled as peers do it."""
+    compiled = memkit.compile(spec, key_dim=K, value_dim=K)
+    x = inputs.delta(T, H, K, channel=compiled.gates.get("retain") == (K,))
+    x = {**x, "retain": x["log_retain"].exp(), "step_size": x["step"]}
+    names = list(compiled.gates)
+    weights = {n: torch.zeros(H, *s) for n, s in compiled.shapes.items()}
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
+        return compiled(q * K**-0.5, k, v, dict(zip(names, gates)), weights)[0]
+
+    return Timed(run, [x["q"], x["k"], x["v"], *(x[n] for n in names)], x["out"])
+
+
+def attention(T: int, H: int, K: int) -> Timed:
+    """Causal softmax attention of torch."""
+    q, k, v, out = (torch.randn(1, H, T, K) for _ in range(4))
+    return Timed(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [q, k, v], out)
+
+
+def bmm() -> flops.Bmm:
+    """The yardstick of FLOPs a second."""
+    return flops.Bmm()

@@ -1,0 +1,102 @@
+"""A rule that runs emitted kernels where it can, and says why where it cannot."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memkit.specs.errors import KernelError
+from memkit.specs.state import MemoryState
+
+from . import launch
+from .emit_triton import KernelModule, kernel_module
+from .kernels.settings import config_for
+from .launch import Kernels
+from .pipeline import Compiled, CompiledRule
+
+CHUNK_PARALLEL = ("linear", "solve")  # plans whose work leaves the loop over chunks; under the others states would cost too much memory
+PLANS = (*CHUNK_PARALLEL, "frozen", "orthogonal")
+LARGEST = 1 << 22  # numbers in one weight: beyond, the kept copies of one program outgrow any cache and torch's batched products win
+
+
+def refusal(compiled: Compiled) -> str | None:
+    """Why a compiled spec has no kernels, or None."""
+    plan = compiled.choice.name
+    if plan not in PLANS:
+        return f"plan {plan} has no kernels: it keeps every key, and its products are large enough for torch's own"
+    sizes = compiled.equations.sizes
+    largest = max(sizes[out] * sizes[into] for out, into in compiled.equations.weights.values())
+    if largest > LARGEST:
+        return f"a weight of {largest:,} numbers; one program can hold {LARGEST:,} in its part of the cache"
+    return None
+
+
+def kernels_of(compiled: Compiled, title: str) -> Kernels:
+    """The kernels of a compiled spec, registered."""
+    plan = compiled.choice.name
+    graphs = {n: stages.last if plan in CHUNK_PARALLEL else stages.after("prune") for n, stages in compiled.graphs.items()}
+
+    def make(target: str, single: bool) -> KernelModule:
+        config = config_for(plan, compiled.equations.sizes, target, single)
+        return kernel_module(compiled.equations, plan, title, graphs, compiled.chunk, config, plan in CHUNK_PARALLEL)
+
+    key = f"{title}_{hashlib.sha256(compiled.source.encode()).hexdigest()[:16]}"
+    return launch.register(Kernels(key, make))
+
+
+class TritonRule(CompiledRule):
+    """A compiled rule with kernels. pinned: it runs them or raises; else it runs them wherever they can run."""
+
+    def __init__(self, base: CompiledRule, pinned: bool) -> None:
+        self.__dict__.update(base.__dict__)
+        self.pinned, self.why_not = pinned, refusal(self.compiled)
+        self.kernels: Kernels | None = None
+        self.backend = ""
+        if pinned and self.why_not:
+            raise KernelError(f"backend: triton, but {self.why_not}", "a plan with kernels: " + ", ".join(PLANS), "backend: torch", "backend")
+        if pinned:
+            self.source = self._kernels().module(False).source
+
+    def _kernels(self) -> Kernels:
+        if self.kernels is None:
+            self.kernels = kernels_of(self.compiled, self.spec.name)
+        return self.kernels
+
+    def obstacle(self, x: Tensor) -> str | None:
+        """Why kernels do not run on x, or None."""
+        return self.why_not or launch.obstacle(x)
+
+    def sequence(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Sequences reach the kernels in the type they came in."""
+        return x if x.dtype in launch.TYPES and self.obstacle(x) is None else x.to(dtype)
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState
+    ) -> tuple[Tensor, MemoryState]:
+        why = self.obstacle(v)
+        self.backend = "triton" if why is None else f"torch: {why}"
+        if why is not None:
+            if self.pinned:
+                launch.demand(v)
+            return super().run(q, k, v, gates, params, state)
+        if self.spec.window.size > 1 and "window_gate" in self.constants:
+            shape = (*v.shape[:3], self.spec.window.size)
+            gates = {**gates, "window_gate": torch.full((), self.constants["window_gate"], device=v.device).expand(shape)}
+        kernels = self._kernels()
+        names = kernels.names(v.dtype in (torch.float32, torch.float64))
+        forward, resume = (kernels.call(n) if n in names else None for n in ("chunks", "resume"))
+        y, after = names["run_views"](forward, resume, names["RULE"], q, k, v, gates, params, state._asdict())
+        return y, MemoryState(**{**after, "span": None})
+
+    def explain(self) -> str:
+        """The same as a compiled rule's, and which backend ran last and why."""
+        chosen = "triton, pinned" if self.pinned else self.backend or (f"torch: {self.why_not or launch.obstacle() or ''}".removesuffix(": ") if self.why_not or launch.obstacle() else "triton on CUDA or ROCm tensors")
+        return f"{super().explain()}\nbackend: {chosen}"
+
+
+def with_kernels(base: CompiledRule, backend: str) -> Any:
+    """The rule for a backend: "torch" the base itself, "triton" kernels or an error, "auto" kernels where they can run."""
+    return base if backend == "torch" else TritonRule(base, backend == "triton")
