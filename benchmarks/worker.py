@@ -55,6 +55,7 @@ class Cases:
         return getattr(self, order.pop("do"))(**order)
 
     def load(self, key: str, module: str, case: str, args: dict[str, Any]) -> dict[str, Any]:
+        self.loaded.pop(key, None)
         torch.manual_seed(0)
         self.loaded[key] = getattr(importlib.import_module(module), case)(**args)
         return getattr(self.loaded[key], "info", {})

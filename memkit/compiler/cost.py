@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .build import Equations
 from .facts import Facts
 from .ir import Graph, Node, Op
-from .passes import FORWARD
+from .passes import FORWARD, kernel_trick
 from .plans import PLANS
 
 Lengths = dict[str, int]
@@ -188,6 +188,8 @@ def plan_cost(eq: Equations, graphs: Mapping[str, Graph], chunk: int) -> Cost:
 def lowered(eq: Equations, known: Facts, plan: str) -> dict[str, Graph]:
     """A plan's graphs after all passes."""
     graphs = PLANS[plan].graphs(eq, known)
+    if eq.features is not None and eq.kernel is not None:
+        graphs = {name: kernel_trick(graph, eq.features, eq.kernel) for name, graph in graphs.items()}
     for step in FORWARD:
         graphs = {name: step(graph) for name, graph in graphs.items()}
     return graphs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from .emit_torch import compile_source
 from .facts import Facts, facts
 from .ir import Graph
 from .memory import check_memory, needed
-from .passes import FORWARD
+from .passes import FORWARD, kernel_trick
 from .plans import PLANS, Choice, choose
 from .verify import check
 
@@ -39,7 +40,8 @@ class Stages:
         for step in passes:
             graph = step(graphs[-1][1])
             check(graph, "tensor")
-            graphs.append((step.__name__, graph))
+            name = getattr(step, "func", step).__name__
+            graphs.append((name if all(name != n for n, _ in graphs) else f"{name}_again", graph))
         return Stages(tuple(graphs))
 
     @property
@@ -72,15 +74,19 @@ def compile_spec(rule: Rule, plan: str = "auto") -> Compiled:
     equations = build(rule)
     known = facts(equations)
     choice = choose(known, plan)
-    graphs = {name: lowered(graph) for name, graph in PLANS[choice.name].graphs(equations, known).items()}
+    graphs = {name: lowered(graph, equations) for name, graph in PLANS[choice.name].graphs(equations, known).items()}
     chunk = rule.spec.update.chunk_size if known.grad_at == "chunk" else PLANS[choice.name].tile(known)
     source = module_source(equations, choice.name, rule.spec.name, {name: s.last for name, s in graphs.items()}, chunk)
     return Compiled(equations, known, choice, graphs, chunk, source)
 
 
-def lowered(graph: Graph) -> Stages:
+def lowered(graph: Graph, equations: Equations) -> Stages:
+    """All stages of one graph of a plan."""
     check(graph, "tensor")
-    return Stages((("lower", graph),)).run(*FORWARD)
+    first: tuple[Callable[[Graph], Graph], ...] = ()
+    if equations.features is not None and equations.kernel is not None:
+        first = (partial(kernel_trick, features=equations.features, kernel=equations.kernel),)
+    return Stages((("lower", graph),)).run(*first, *FORWARD)
 
 
 class CompiledRule(Rule):

@@ -1,13 +1,14 @@
-"""The passes, in the order they run. Each is a plain function Graph -> Graph."""
+"""The passes, in the order they run. Each is a plain function Graph -> Graph; `kernel_trick` also takes the features and runs first."""
 
-from memkit.compiler.simplify import simplify
-
+from .dedupe import dedupe
+from .fold import fold
 from .fuse import fuse
 from .hoist import hoist
+from .kernel_trick import kernel_trick
 from .prune import prune
 from .sink import sink
 
-FORWARD = (simplify, prune, hoist, sink, fuse)
-BACKWARD = (simplify, prune, hoist, sink)
+FORWARD = (fold, dedupe, prune, hoist, sink, fold, dedupe, fuse)
+BACKWARD = (fold, dedupe, prune, hoist, sink, fold, dedupe)
 
-__all__ = ["BACKWARD", "FORWARD", "fuse", "hoist", "prune", "simplify", "sink"]
+__all__ = ["BACKWARD", "FORWARD", "dedupe", "fold", "fuse", "hoist", "kernel_trick", "prune", "sink"]

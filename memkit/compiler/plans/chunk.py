@@ -44,9 +44,9 @@ def plus(*terms: Node | None, name: str = "") -> Node:
     return total.replace(name=name) if name and total.op is Op.POINTWISE else total
 
 
-def contract(a: Node, b: Node, over: Sequence[str], name: str = "") -> Node:
-    """einsum with the constant 0 folded at once."""
-    return ZERO if is_const(a, 0.0) or is_const(b, 0.0) else ir.einsum(a, b, over=over, name=name)
+def named(node: Node, name: str) -> Node:
+    """The same value under a name for the emitted code; inputs and constants keep theirs."""
+    return node if node.op in (Op.PARAM, Op.CONST, Op.TENSOR) or node.name else node.replace(name=name)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def coefficients(chunk: Chunk, step: Linear) -> Coefficients:
     (r,) = ir.inline(Graph((), (retain_factor(chunk.eq),)), chunk.gates)
     (u,) = ir.inline(Graph((), (step.u,)), chunk.gates)
     keep = decay(chunk, r, "R")
-    a = ONE if is_const(r, 1.0) else running(chunk.over_time(r), keep)
+    a = ONE if is_const(r, 1.0) else named(running(chunk.over_time(r), keep), "a")
     if step.p is None or step.m is None or step.w is None:
         return Coefficients(a, ZERO, ZERO, times(keep, _column(chunk, u)), ZERO)
     p, u, m, w = ir.inline(Graph((), (step.p, step.u, step.m, step.w)), chunk.gates)  # at once, so that equal ones stay one node
@@ -175,9 +175,9 @@ def coefficients(chunk: Chunk, step: Linear) -> Coefficients:
     else:
         trail = decay(chunk, m, "M")
         slot = times(trail, _column(chunk, w))
-        left = running(chunk.over_time(m), trail)
+        left = named(running(chunk.over_time(m), trail), "m")
     if p is m and u is w:  # the move is the new slot
-        now, b = _product(keep, slot), _apply(keep, left)
+        now, b = _product(keep, slot), named(_apply(keep, left), "b")
     else:
         carried = ZERO if is_const(p, 0.0) else times(p, ir.shift(slot, ZERO, "t"))
         now = plus(_product(keep, carried), times(keep, _column(chunk, u)))

@@ -11,7 +11,7 @@ from memkit.compiler.build import Equations
 from memkit.compiler.facts import Facts, Product
 from memkit.compiler.ir import Graph, Node
 
-from .chunk import ONE, ZERO, Chunk, Coefficients, Slots, chunked, coefficients, read, times, update, weight_product, windowed
+from .chunk import ONE, ZERO, Chunk, Coefficients, Slots, chunked, coefficients, named, read, times, update, weight_product, windowed
 
 
 def refuse(facts: Facts) -> str | None:
@@ -55,7 +55,10 @@ def signals(chunk: Chunk, factor: Node = ONE) -> list[Pair]:
     prediction, made, operands = chunk.predict(chunk.feature(chunk.keys), chunk.keys, at_anchor)
     places = list(made)
     found = vjp([prediction], [chunk.slope(prediction, chunk.values)], [made[p] for p in places])
-    return [(p, d if d is not None else ZERO, operands[p]) for p, d in zip(places, found, strict=True)]
+    return [
+        (p, ZERO if d is None else named(d, f"D_{p.weight}"), named(operands[p], f"Z_{p.weight}"))
+        for p, d in zip(places, found, strict=True)
+    ]
 
 
 def body(chunk: Chunk) -> tuple[Node, dict[str, Node], Slots]:

@@ -73,7 +73,9 @@ def token_loop(chunk: Chunk, seen: dict[str, Node], gradient: Gradient) -> tuple
         extra={n: x for n, x in inner.items() if n in seen},
     )
     y, weights, slots = step(token, gradient)
-    results = [ir.in_order(ir.expand(new, old), old.axes) for new, old in zip(state_nodes(weights, slots), inner_state.values(), strict=True)]
+    results = [
+        ir.in_order(ir.expand(new, old), old.axes) for new, old in zip(state_nodes(weights, slots), inner_state.values(), strict=True)
+    ]
     graph = Graph((*inner_state.values(), *inner.values(), *inner_params.values(), *inner_anchor.values()), (*results, y))
     found = ir.scan(graph, carries, list(sequences.values()), consts, axis="t")
     after, rest = {}, iter(found)
