@@ -15,7 +15,7 @@ help:
 	@echo "make test    run the tests             (ARGS='-k window', WORKERS=4)"
 	@echo "make lint    ruff"
 	@echo "make types   pyright"
-	@echo "make bench   run the benchmarks        (ARGS='...')"
+	@echo "make bench   run the benchmarks        (ARGS='--quick', '--only delta')"
 	@echo "make setup   create $(VENV) only        (PYTHON=python3.12)"
 	@echo "make clean   remove $(VENV), caches and build output"
 
@@ -44,7 +44,7 @@ types: $(STAMP)
 	$(VENV)/bin/pyright
 
 bench: $(STAMP)
-	$(VENV)/bin/memkit bench $(ARGS)
+	$(VENV)/bin/python benchmarks/cpu.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

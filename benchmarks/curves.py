@@ -48,7 +48,7 @@ def curves(b: Bench, s: Section) -> None:
     lengths = list(b.size((512, 1024, 2048, 4096, 8192), (32, 64)))
     s.data = {"tokens": lengths, "families": {}}
     for title, systems in families(b).items():
-        lines = {system.label: {"peer": system.peer, **{m: [] for m in ("forward", "both", "forward_bytes", "both_bytes")}} for system in systems}
+        lines = {system.label: {kind: [] for kind in ("forward", "both", "forward_bytes", "both_bytes")} for system in systems}
         with ExitStack() as stack:
             systems = times(b, s, systems, lengths, lines, stack)
         for system in systems:
@@ -112,8 +112,8 @@ def figure(data: dict[str, Any], path: Path) -> None:
             for panel, (kind, name, scale) in zip(column, UNITS, strict=True):
                 for mode, style in (("both", "o-"), ("forward", "o--")):
                     label_once = label if (kind, mode) == ("", "both") else None
-                    values = [scale * x for x in line[mode + kind]]
-                    panel.loglog(tokens, values, style, color=colour, label=label_once, linewidth=1.6 if mode == "both" else 1, markersize=3)
+                    values, width = [scale * x for x in line[mode + kind]], 1.6 if mode == "both" else 1
+                    panel.loglog(tokens, values, style, color=colour, label=label_once, linewidth=width, markersize=3)
                 panel.set_ylabel(name)
                 panel.grid(alpha=0.25, which="major")
         column[0].set_title(title, fontsize=10)

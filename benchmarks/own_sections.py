@@ -22,8 +22,8 @@ def window(b: Bench, s: Section) -> None:
     with b.ours() as ours:
         for C, bar in bars.items():
             b.step(f"omeganet, chunk {C}")
-            sizes = {"update.chunk_size": C}
-            info = [ours.load(f"{c}", "ours", "rule", spec="omeganet", T=T, H=1, K=K, overrides={**sizes, "window.size": c}) for c in (1, 16)]
+            sizes = [{"update.chunk_size": C, "window.size": c} for c in (1, 16)]
+            info = [ours.load(n, "ours", "rule", spec="omeganet", T=T, H=1, K=K, overrides=size) for n, size in zip(("1", "16"), sizes)]
             took = b.time({c: ours.runner(c) for c in ("1", "16")}, least=5, seconds=8)
             one, many = took["1"], took["16"]
             same = info[0]["plan"] == info[1]["plan"]

@@ -101,7 +101,8 @@ def summary(bars: list[Bar]) -> str:
 def bar_row(bar: Bar) -> list[str]:
     """A line of the table of bars."""
     answer = {True: "yes", False: "**no**", None: "not measured"}[bar.reached]
-    return [bar.what, f"{bar.sense} {number(bar.bar, bar.unit)}", number(bar.value, bar.unit), answer, number(bar.best, bar.unit), bar.detail]
+    goal, value, best = (number(x, bar.unit) for x in (bar.bar, bar.value, bar.best))
+    return [bar.what, f"{bar.sense} {goal}", value, answer, best, bar.detail]
 
 
 def number(value: float | None, unit: str) -> str:
@@ -109,8 +110,8 @@ def number(value: float | None, unit: str) -> str:
     if value is None:
         return ""
     if unit == "%":
-        return f"{value:.0f} %"
-    return f"{value:.0f}{unit}" if value >= 100 or not unit else f"{value:.3g}{unit}"
+        return f"{value:.3g} %" if value < 10 else f"{value:.0f} %"
+    return f"{value:.0f}{unit}" if value >= 100 or not unit else f"{value:.3g}{unit}" if value >= 2 else f"{value:.2f}{unit}"
 
 
 def grid(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

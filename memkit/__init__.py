@@ -14,7 +14,9 @@ from memkit.specs.errors import KernelError, MemkitError, PlanError, ShapeError,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memkit import testing
     from memkit.drawing_dot import Drawing
+    from memkit.equivalence import Equivalence
     from memkit.specs.layer import LayerSpec
     from memkit.specs.rule import Rule
 
@@ -28,11 +30,13 @@ __all__ = [
     "ShapeError",
     "SpecError",
     "compile",
+    "equivalent",
     "explain",
     "load",
     "presets",
     "reference",
     "spec",
+    "testing",
     "visualize",
 ]
 
@@ -117,8 +121,26 @@ def visualize(source: Any, view: str = "rule") -> Drawing:
     return visualize(source, view)
 
 
+def equivalent(a: Any, b: Any, *, given: Mapping[str, Any] | None = None) -> Equivalence:
+    """Whether two specs are one rule: truthy with a proof or with agreeing numbers, falsy with a counterexample. Print it.
+
+    Args:
+        given: knobs and gates fixed on whichever side has them, {"window.size": 1, "gates.momentum": 0}.
+
+    Raises:
+        SpecError: a spec that cannot be read, or a `given` that neither side has.
+    """
+    from memkit.equivalence import equivalent
+
+    return equivalent(a, b, given=given)
+
+
 def __getattr__(name: str) -> Any:
-    """LayerSpec and MemoryLayer, imported when first asked for."""
+    """LayerSpec, MemoryLayer and the module `testing`, imported when first asked for."""
+    if name == "testing":
+        import importlib
+
+        return importlib.import_module("memkit.testing")
     if name == "LayerSpec":
         from memkit.specs.layer import LayerSpec
 

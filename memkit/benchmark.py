@@ -225,7 +225,8 @@ def table(rows: Sequence[Row], heads: int, width: int, cores: int) -> Table:
         found.add_column(name, justify="right")
     for row in rows:
         cells = [f"{row.forward[-1] * 1e3:.1f}", f"{row.both[-1] * 1e3:.1f}", f"{tokens / row.both[-1]:,.0f}"]
-        cells += [f"{row.both[-1] / row.both[0]:.1f}", f"{row.loop / row.both[-1]:.0f}" if row.loop else "", f"{row.state_bytes / 1024:,.0f}"]
+        against = f"{row.loop / row.both[-1]:.0f}" if row.loop else ""
+        cells += [f"{row.both[-1] / row.both[0]:.1f}", against, f"{row.state_bytes / 1024:,.0f}"]
         found.add_row(row.spec, row.plan, *cells)
     return found
 

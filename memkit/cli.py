@@ -53,14 +53,14 @@ def as_source(text: str) -> str | Path:
     return text if text in presets() or "\0" in text or not os.path.lexists(text) else Path(text)
 
 
-def parse_sets(sets: Iterable[str] | None) -> Mapping[str, object]:
+def parse_sets(sets: Iterable[str] | None, option: str = "--set") -> Mapping[str, object]:
     """`--set PATH=VALUE`, the value read as one YAML value; of equal paths the last counts."""
     overrides: dict[str, object] = {}
     for item in sets or ():
         path, equals, value = item.partition("=")
         if not equals or not path.strip():
-            raise SpecError(item, "PATH=VALUE", "--set window.size=1", "--set")
-        overrides[path.strip()] = parse_value(value, f"--set {path.strip()}")
+            raise SpecError(item, "PATH=VALUE", f"{option} window.size=1", option)
+        overrides[path.strip()] = parse_value(value, f"{option} {path.strip()}")
     return overrides
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import memkit
-from memkit.cli import Imports, Sets, Spec, load
+from memkit.cli import Imports, Sets, Spec, load, parse_sets
 from memkit.specs.errors import SpecError
 
 # command -> module whose `run` it is; `run`'s signature gives the options, its docstring the help, an int it returns the exit code
@@ -108,15 +108,46 @@ def emit(
 
 
 def equiv(
-    first: Annotated[str, typer.Argument(metavar="A", help="A preset, or a file .yaml.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="A preset, or a file .yaml.")],
+    first: Annotated[str | None, typer.Argument(metavar="A", help="A preset, or a file .yaml.")] = None,
+    second: Annotated[str | None, typer.Argument(metavar="B", help="A preset, or a file .yaml.")] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--given", metavar="PATH=VALUE", help="A knob or gate of either side, fixed: window.size=1, gates.momentum=0. Repeatable."),
+    ] = None,
+    lattice: Annotated[bool, typer.Option("--lattice", help="Instead of two specs: which preset becomes which, and under what.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="With --lattice: a drawing, .svg, .png, .pdf or .dot.")] = None,
     imports: Imports = None,
 ) -> None:
-    """Say whether two specs are the same layer; the exit code is 1 if they are not."""
-    result = _face("equivalent")(load(first, (), imports), load(second, (), imports))
+    """Say whether two specs are the same rule, with a proof or a counterexample; the exit code is 1 if they are not."""
+    if lattice:
+        if first or given:
+            raise SpecError("--lattice with specs or --given", "--lattice alone", "", "--lattice")
+        _lattice(out)
+        return
+    if first is None or second is None or out is not None:
+        raise SpecError("--out without --lattice" if out else "one spec", "two specs: memkit equiv A B", "memkit equiv titans_linear deltanet", "equiv")
+    fixed = parse_sets(given, "--given")
+    result = _face("equivalent")(load(first, (), imports), load(second, (), imports), given=fixed)
     typer.echo(str(result))
     if not result:
         raise typer.Exit(1)
+
+
+def _lattice(out: Path | None) -> None:
+    from memkit.drawing_dot import draw
+    from memkit.drawing_files import format_of, save
+    from memkit.lattice import drawing, lattice, table
+
+    kind = "" if out is None else format_of(out)
+    if kind == "html":
+        raise SpecError(str(out), "a file .svg, .png, .pdf or .dot", "", "--out")
+    found = lattice()
+    typer.echo(table(found))
+    source = drawing(found).source
+    if out is None:
+        typer.echo(f"\n{source}", nl=False)
+    else:
+        save(out, source.encode() if kind == "dot" else draw(source, kind))
 
 
 def demo(

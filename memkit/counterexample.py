@@ -61,6 +61,9 @@ class Pair:
         a, b = (draw(rule, 1, tokens, 2, seed) for rule in self.rules)
         weights = {**b.weights, **{other: a.weights[n] for n, other in self.names.items()}}
         params = {n: a.params.get(n, p) if n in a.params else self.rules[1].init_params()[n].double() for n, p in b.params.items()}
+        if self.rules[0].finite != self.rules[1].finite:  # a memory over infinite features starts at zero
+            a = a._replace(weights={n: torch.zeros_like(w) if n not in self.names else w for n, w in a.weights.items()})
+            weights = {n: torch.zeros_like(w) if n not in self.names.values() else w for n, w in weights.items()}
         b = b._replace(q=a.q, k=a.k, v=a.v, weights=weights, params=params)
         a = a._replace(params={n: p if n in b.params else self.rules[0].init_params()[n].double() for n, p in a.params.items()})
         return _fixed(a, self.sides[0], self.rules[0]), _fixed(b, self.sides[1], self.rules[1])

@@ -150,7 +150,7 @@ def _cluster(cluster: Cluster) -> dict[str, str]:
     fill, border = BOXES[cluster.kind]
     title = "<BR ALIGN=\"LEFT\"/>".join(label_html(line, LINE) for line in wrapped(cluster.title, 60))
     return {
-        "label": f"<{title}>", "labelloc": "t", "labeljust": "l", "fontname": FONT, "fontsize": str(LINE), "fontcolor": border,
+        "label": f"<{title}>" if cluster.title else "", "labelloc": "t", "labeljust": "l", "fontname": FONT, "fontsize": str(LINE), "fontcolor": border,
         "style": "rounded,filled", "fillcolor": "#fdfdfc" if cluster.kind == "step" else fill, "color": border, "penwidth": "0.8", "margin": "9",
     }
 

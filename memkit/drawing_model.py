@@ -29,7 +29,7 @@ MEANINGS = {
     "inner": "inner: lives in the state",
     "outer": "outer: learned by training",
     "step": "computed",
-    "fused": "one fused pass",
+    "fused": "masked_product: one pass, scores not stored",
     "again": "the box of that name, once more",
     "value": "value",
     "data": "value, labelled with its axes",

@@ -139,7 +139,7 @@ class _Painter:
         """A masked product as its three steps in one cluster: what is between them is never stored."""
         z, x, c, d = node.args
         name = self.name("fused")
-        self.picture.clusters.append(Cluster(name, "masked_product: one pass, scores never stored", "fused", cluster))
+        self.picture.clusters.append(Cluster(name, "", "fused", cluster))
         scores, mask, sums = self.sizes.fused(node)
         over = ", ".join(node.attrs["contract"])
         read = [BYTES * sum(self.sizes.count(n) for n in part) for part in ((z, x), (c,), (d, node))]

@@ -61,6 +61,7 @@ def equivalent(a: Any, b: Any, *, given: Mapping[str, Any] | None = None) -> Equ
     """
     left, right = sides(a, b, given)
     names, given = (left.spec.name, right.spec.name), dict(given or {})
+    names = (f"{names[0]} (first)", f"{names[1]} (second)") if names[0] == names[1] else names
     proof = prove(left, right)
     if proof is not None:
         return Equivalence(True, "structural", proof, *names, given)

@@ -37,36 +37,39 @@ def sides(a: Any, b: Any, given: Mapping[str, Any] | None) -> tuple[Side, Side]:
         SpecError: an entry that neither side has, or a value that does not fit.
     """
     given = dict(given or {})
-    found = [_side(load_spec(x), given) for x in (a, b)]
+    found = [under(x if isinstance(x, LayerSpec) else load_spec(x), given) for x in (a, b)]
     for path in given:
         if not any(path in used for _, used in found):
-            raise SpecError(f"given {path}", "a knob or gate that at least one side has", _hint(path, [s for s, _ in found]), f"given.{path}")
+            got = f"given {path}: {_shown(given[path])}"
+            raise SpecError(got, "a knob or gate that one side has; a list only for the gate of a window with as many slots", _hint(path, [s for s, _ in found]), f"given.{path}")
     return found[0][0], found[1][0]
 
 
-def _side(spec: LayerSpec, given: Mapping[str, Any]) -> tuple[Side, set[str]]:
+def under(spec: LayerSpec, given: Mapping[str, Any]) -> tuple[Side, set[str]]:
+    """`spec` with the entries of `given` that it has, and their names."""
     knobs = {p: v for p, v in given.items() if not p.startswith(GATE)}
-    whole = {p: v for p, v in knobs.items() if "." not in p or p.endswith(".kind")}
-    whole = {p: v for p, v in whole.items() if has(spec, p)}
+    whole = {p: v for p, v in knobs.items() if ("." not in p or p.endswith(".kind")) and has(spec, p)}
     spec = load_spec(spec, whole) if whole else spec
     parts = {p: v for p, v in knobs.items() if p not in whole and has(spec, p)}
-    spec = load_spec(spec, parts) if parts else spec
     used, applied, slots = {*whole, *parts}, [f"{p} = {_shown(v)}" for p, v in (whole | parts).items()], {}
-    if parts.get("window.size") == 1 and "window.gate" not in parts and GATE + WINDOW_GATE.name not in given and spec.window.gate.given:
-        spec = load_spec(spec, {"window.gate": "none"})  # a window of one token is no window: its gate would be a second step size
+    if parts.get("window.size") == 1 and not {"window.gate", GATE + WINDOW_GATE.name} & given.keys() and spec.window.gate.given:
+        parts["window.gate"] = "none"  # a window of one token is no window: its gate would be a second step size
         applied.append("window.gate = none, since the window is one token")
+    size = parts.get("window.size", spec.window.size)
     for path, value in given.items():
         name = path.removeprefix(GATE)
         place = gate_path(spec, name)
         if path == name or place is None:
             continue
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            if name != WINDOW_GATE.name or len(value) != size:
+                continue  # it belongs to the side that has this many slots
+            slots[name] = tuple(_number(path, x) for x in value)
+        else:
+            parts[place] = _number(path, value)
         used.add(path)
         applied.append(f"{path} = {_shown(value)}")
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            slots[name] = _slots(spec, name, value)
-        else:
-            spec = load_spec(spec, {place: _number(path, value)})
-    return Side(spec, slots, tuple(applied)), used
+    return Side(load_spec(spec, parts) if parts else spec, slots, tuple(applied)), used
 
 
 def has(spec: LayerSpec, path: str) -> bool:
@@ -87,13 +90,6 @@ def gate_path(spec: LayerSpec, name: str) -> str | None:
             if role.name == name:
                 return f"{path}.{knob}"
     return "window.gate" if name == WINDOW_GATE.name else None
-
-
-def _slots(spec: LayerSpec, name: str, value: Sequence[Any]) -> tuple[float, ...]:
-    size = spec.window.size
-    if name != WINDOW_GATE.name or len(value) != size:
-        raise SpecError(f"given {GATE}{name}: {list(value)}", f"a number, or for {WINDOW_GATE.name} one number a slot ({size})", "", f"given.{GATE}{name}")
-    return tuple(_number(GATE + name, x) for x in value)
 
 
 def _number(path: str, value: Any) -> float:

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from memkit.equivalence import canonical_form, prove
-from memkit.given import Side, sides
+from memkit.given import Side, under
 from memkit.specs.errors import MemkitError
 from memkit.specs.io import load_spec, presets
 from memkit.specs.layer import LayerSpec
@@ -72,7 +72,7 @@ def lattice(names: Sequence[str] | None = None) -> list[Reduction]:
                 smaller = done.setdefault(end, [])
                 if end != start and not any(s <= set(given) for s in smaller):
                     smaller.append(set(given))
-                    if prove(*sides(spec, specs[end], {})) is not None:
+                    if prove(Side(spec), Side(specs[end])) is not None:
                         found.append(Reduction(start, end, given))
     return found
 
@@ -104,7 +104,7 @@ def _variants(spec: LayerSpec) -> Iterator[tuple[dict[str, Any], LayerSpec]]:
 def _changed(spec: LayerSpec, given: Mapping[str, Any]) -> LayerSpec | None:
     """The spec under `given`; None where it has no such knob, cannot take it or stays as it was."""
     try:
-        found = sides(spec, spec, given)[0].spec
+        found = under(spec, given)[0].spec
     except MemkitError:
         return None
     return None if _text(found) == _text(spec) else found

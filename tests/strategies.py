@@ -108,12 +108,13 @@ def normed(memory: dict[str, Any]) -> bool:
 @st.composite
 def cases(draw: st.DrawFn, grad_at: str, finite: bool = True) -> Case:
     """A whole spec under one `grad_at`, with features of finite width or with a kernel only, and a run of it."""
-    memory = draw(memories())
+    plain = grad_at != "chunk" and draw(st.sampled_from((True, True, False)))  # a linear memory has plans of its own at every token
+    memory = {"kind": "linear", "residual": draw(st.booleans()), "norm": "none"} if plain else draw(memories())
     retention = draw(st.sampled_from(("none", "scalar", "channel") if finite and memory["kind"] == "linear" else ("none", "scalar")))
     spec = {
         "features": draw(finite_features()) if finite else "exponential",
         "memory": memory,
-        "bias": draw(biases()),
+        "bias": draw(st.sampled_from(("dot", "l2", "l2")) if plain else biases()),
         "window": {"size": draw(st.sampled_from((1, 2, 3, 5))), "gate": draw(st.sampled_from(("input", "input", "none", 0.5)))},
         "retention": "none" if retention == "none" else {"kind": retention, "gate": draw(gates(0.9))},
         "optimizer": draw(optimizers(linear=not finite)),

@@ -20,7 +20,7 @@ class {title}(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs):
-        return {name}_saving(*inputs)
+        return apart({name}_saving(*inputs), inputs)
 
     @staticmethod
     def setup_context(ctx, inputs, outputs):
@@ -47,6 +47,11 @@ def call_{name}(*inputs):
         return {title}.apply(*inputs)[:{results}]
     return {name}(*inputs)
 '''
+
+
+def apart(outputs, inputs):
+    """`outputs` with views in place of those that are an input itself, as a memory that never moves is: autograd takes no input as output."""
+    return tuple(x.view_as(x) if any(x is y for y in inputs) else x for x in outputs)
 
 
 def again(function, inputs, grads, needed):
@@ -101,7 +106,7 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         call, helpers = f"run_pieces, {', '.join(found)}", [runtime.run_pieces, runtime.pack]
     run = RUN.replace("{call}(RULE", call.replace(", ", "(", 1) + ", RULE")
     body = emit_module(functions, head="")
-    sources = [inspect.getsource(f) for f in (*surround, *helpers, again)]
+    sources = [inspect.getsource(f) for f in (*surround, *helpers, apart, again)]
     parts = [_head(eq, plan, title, chunk), *sources, body, *classes, run]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts)
 

@@ -20,7 +20,8 @@ from .kernels.lengths import Lengths, lengths, start
 from .kernels.memory import Buffer
 from .kernels.text import Source, kernel_source, wrapped
 from .kernels.tile import Config
-from .passes import BACKWARD, prune, simplify
+from .kernels.lodge import lodge
+from .passes import BACKWARD
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,24 @@ class KernelModule:
 
 
 def kernel_module(
-    eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int, config: Config | None = None, split: bool = True
+    eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int, config: Config | None = None, parallel: bool = True
 ) -> KernelModule:
-    """Kernels for `graphs`. split: the passes moved work out of the loop over chunks, and may do so for the backward graph."""
+    """Kernels for `graphs`, the last stages of a plan's. parallel: matrices for every chunk are made before the loop, not in it."""
     given = start(eq.sizes, eq.window)
     tables: dict[tuple, str] = {}
     made: dict[str, Function] = {}
     for name, graph in graphs.items():
         params = [p.attrs["name"] for p in graph.params]
         forward, back = backward(graph, params)
-        for step in BACKWARD if split else (simplify, prune):
+        for step in BACKWARD:
             back = step(back)
+        plain = graph
+        if not parallel:
+            plain, forward, back = lodge(graph), lodge(forward), lodge(back)
         axes = {p.attrs["name"]: p.axes for p in graph.params}
         back = Graph(back.params, tuple(in_order(r, axes[n]) for r, n in zip(back.results, back.labels, strict=True)), back.labels)
         known: dict[str, Lengths] = {p.attrs["name"]: given for p in graph.params}
-        made[name] = _function(name, graph, known, chunk, config, tables, len(graph.results), {})
+        made[name] = _function(name, plain, known, chunk, config, tables, len(graph.results), {})
         saving = _function(f"{name}_saving", forward, known, chunk, config, tables, len(graph.results), {})
         made[saving.name] = saving
         places = {label: place for label, place, _ in saving.layout.results() if label.startswith("saved_")}

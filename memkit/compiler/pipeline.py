@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memkit.specs.errors import KernelError
+from memkit.specs.errors import KernelError, PlanError
 from memkit.specs.layer import LayerSpec
 from memkit.specs.rule import Rule
 from memkit.specs.state import MemoryState, Span
@@ -159,4 +159,6 @@ def compile_rule(spec: LayerSpec, key_dim: int, value_dim: int, *, backend: str 
     """
     if backend not in ("auto", "torch"):
         raise KernelError(f"backend {backend!r}", "auto or torch", "", "backend")
+    if plan not in ("auto", *PLANS):
+        raise PlanError(f"plan {plan!r}", "auto, " + ", ".join(PLANS), "", "plan")
     return CompiledRule(spec, key_dim, value_dim, plan)

@@ -37,7 +37,7 @@ def refusal(compiled: Compiled) -> str | None:
 def kernels_of(compiled: Compiled, title: str) -> Kernels:
     """The kernels of a compiled spec, registered."""
     plan = compiled.choice.name
-    graphs = {n: stages.last if plan in CHUNK_PARALLEL else stages.after("prune") for n, stages in compiled.graphs.items()}
+    graphs = {n: stages.last for n, stages in compiled.graphs.items()}
 
     def make(target: str, single: bool) -> KernelModule:
         config = config_for(plan, compiled.equations.sizes, target, single)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import networkx
@@ -17,6 +16,7 @@ from memkit.compiler.match import isomorphic, live, to_networkx
 from memkit.compiler.terms import Rewrites, Table
 from memkit.compiler.token_graph import token_graph
 from memkit.specs.errors import MemkitError
+from memkit.specs.gate import Number
 from memkit.specs.io import load_spec
 from memkit.specs.layer import LayerSpec
 from memkit.specs.rule import Rule
@@ -45,14 +45,15 @@ class Reductions:
         self.presets = {name: load_spec(name) for name in presets}
 
     def trait(self, spec: LayerSpec) -> Any:
-        """What equal rules have in common, cheap to find: shapes of the weights, chunks, whether the optimizer is linear."""
+        """What equal rules have in common, cheap to find: shapes of the weights, chunks, facts."""
         key = spec.model_dump_json(exclude={"name", "source", "layer"})
         if key not in self.traits:
             try:
                 equations = build(Rule(spec, WIDTH, WIDTH))
                 chunk = spec.update.chunk_size if spec.update.grad_at == "chunk" else 0
-                linear = facts(equations).optimizer is not None
-                self.traits[key] = (sorted(equations.weights.values()), sorted(equations.sizes.items()), chunk, linear)
+                known = facts(equations)
+                about = (known.optimizer is not None, known.gradient_degree, known.memory_linear, known.read_before)
+                self.traits[key] = (sorted(equations.weights.values()), sorted(equations.sizes.items()), chunk, about)
             except (GraphError, MemkitError):
                 self.traits[key] = None
         return self.traits[key]
@@ -68,19 +69,14 @@ class Reductions:
         return self.forms[key]
 
     def of(self, spec: LayerSpec, own: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-        """(preset, knobs at their neutral value), the fewest knobs for each preset; `own` is the preset that the spec is."""
-        found: dict[str, list[tuple[str, ...]]] = {}
-        alike = {name: preset for name, preset in self.presets.items() if self.trait(preset) == self.trait(spec)}
-        for knobs in _choices(spec):
-            form = self._neutral(spec, knobs) if alike else None
-            for name, preset in alike.items():
-                if form is None or any(set(less) <= set(knobs) for less in found.get(name, ())):
-                    continue
-                other = self.form(preset, {})
-                if other is not None and form.same(other):
-                    found.setdefault(name, []).append(knobs)
-                    if name != own:
-                        yield name, tuple(TEXTS[knob] for knob in knobs)
+        """(preset, knobs at their neutral value) for each preset but `own`, the one that the spec is."""
+        for name, preset in self.presets.items():
+            knobs = _neutralised(spec, preset)
+            if name == own or knobs is None or self.trait(preset) != self.trait(spec):
+                continue
+            form, other = self._neutral(spec, knobs), self.form(preset, {})
+            if form is not None and other is not None and form.same(other):
+                yield name, tuple(TEXTS[knob] for knob in knobs)
 
     def _neutral(self, spec: LayerSpec, knobs: tuple[str, ...]) -> Form | None:
         if "window" in knobs:
@@ -92,11 +88,21 @@ VALUES = {"momentum": 0.0, "retain": 1.0, "step_size": 1.0}
 TEXTS = {"window": "window.size = 1, weighed 1", "momentum": "momentum = 0", "retain": "retain = 1", "step_size": "step_size = 1"}
 
 
-def _choices(spec: LayerSpec) -> Iterator[tuple[str, ...]]:
-    """Sets of knobs that can be put to their neutral value, small ones first."""
-    there = [knob for knob in VALUES if knob in spec.roles()] + (["window"] if spec.window.size > 1 else [])
-    for size in range(len(there) + 1):
-        yield from combinations(there, size)
+def _neutralised(spec: LayerSpec, preset: LayerSpec) -> tuple[str, ...] | None:
+    """The knobs to put to their neutral value so that `spec` has the gates and the window of `preset`; None where none does that."""
+    mine, wanted = _open(spec), _open(preset)
+    knobs = mine - wanted - {"window_gate"}
+    if spec.window.size != preset.window.size:
+        if preset.window.size > 1:
+            return None
+        knobs.add("window")
+    elif "window_gate" in mine - wanted:
+        return None
+    return tuple(sorted(knobs)) if wanted <= mine and knobs <= TEXTS.keys() else None
+
+
+def _open(spec: LayerSpec) -> set[str]:
+    return {name for name, (_, gate) in spec.roles().items() if not isinstance(gate, Number)}
 
 
 def _form(spec: LayerSpec, fixed: Mapping[str, float]) -> Form:

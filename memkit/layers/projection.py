@@ -52,7 +52,8 @@ class Projections(nn.Module):
         self.options, self.heads, self.key_dim, self.value_dim = spec.layer, heads, key_dim, value_dim
         self.channels = heads * (2 * key_dim + value_dim)
         self.qkv = nn.Linear(dim, self.channels, bias=False)
-        nn.init.normal_(self.qkv.weight, std=1 / math.sqrt(dim))
+        if not self.qkv.weight.is_meta:  # drawing numbers for no memory would load half of torch
+            nn.init.normal_(self.qkv.weight, std=1 / math.sqrt(dim))
         self.conv = CausalConv(self.channels, spec.layer.conv) if spec.layer.conv else None
 
     @property

@@ -104,9 +104,17 @@ def shown(value: Any, limit: int = 60) -> str:
         text = "[" + ", ".join(shown(v) for v in value[:8]) + "]"
     elif isinstance(value, str):
         text = value[:limit] if re.fullmatch(r"[A-Za-z_][\w ./()+*^-]*", value[:limit]) else repr(value[: limit + 1])
+    elif isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
+        text = "a number of many digits"
     else:
-        text = str(value) if not isinstance(value, int) or abs(value) < 10**MAX_DIGITS else "a number of many digits"
+        text = str(value) if isinstance(value, int | float) else f"a value of type {type_name(value)}"  # its own text may raise
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def type_name(value: Any) -> str:
+    """The name of a value's type, with its module where it is none of Python's own."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
 
 
 NO_TEXT = "text without half of a surrogate pair"
@@ -356,7 +364,7 @@ def from_python(value: Any) -> Any:
             return str(value)
         if isinstance(value, Real):
             return number(value, path)
-        if hasattr(value, "model_dump"):
+        if hasattr(type(value), "__pydantic_fields__"):  # a model; its class is none
             return walk(value.model_dump(), path)
         if isinstance(value, Mapping):
             out = {}
@@ -368,7 +376,10 @@ def from_python(value: Any) -> Any:
             return out
         if isinstance(value, list | tuple):
             return [walk(inner, (*path, i)) for i, inner in enumerate(value)]
-        fail(path, f"a value of type {type(value).__name__}", "strings, numbers, true, false, null, lists, mappings or components")
+        if isinstance(value, type):
+            fail(path, f"the class {value.__name__}", "an instance of it, or a kind")
+            return None
+        fail(path, f"a value of type {type_name(value)}", "strings, numbers, true, false, null, lists, mappings or components")
         return None
 
     def number(value: Any, path: KeyPath) -> int | float:

@@ -96,7 +96,8 @@ class ProjectedGate(nn.Module):
         self.shape = (heads, *width)
         self.squash = Squash(role)
         self.proj = nn.Linear(dim, math.prod(self.shape))
-        nn.init.normal_(self.proj.weight, std=0.1 / math.sqrt(dim))
+        if not self.proj.weight.is_meta:  # drawing numbers for no memory would load half of torch
+            nn.init.normal_(self.proj.weight, std=0.1 / math.sqrt(dim))
         nn.init.constant_(self.proj.bias, self.squash.inverse(start))
 
     def forward(self, x: Tensor) -> Tensor:

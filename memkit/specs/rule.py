@@ -5,17 +5,20 @@ The token loop (`reference.py`) and the compiled forms subclass it; checks, defa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from .document import shown
 from .errors import ShapeError, SpecError
 from .gate import Number
 from .layer import LayerSpec
 from .state import MemoryState, Slots, Span, Weights, flatten
 
 Gates = Mapping[str, Tensor]
+Wanted = dict[str, tuple[Tensor, tuple[int, ...]]]  # path -> (what was given, the shape it must have)
 
 
 class Rule:
@@ -36,6 +39,8 @@ class Rule:
         for name, size in (("key_dim", key_dim), ("value_dim", value_dim)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ShapeError(f"{name} = {size!r}", "a whole number >= 1", "", name)
+            if size > MAX_WIDTH:
+                raise ShapeError(f"{name} = {shown(size)}", f"at most {MAX_WIDTH:,}", "", name)
         self.spec, self.key_dim, self.value_dim = spec, key_dim, value_dim
         if spec.memory.residual and key_dim != value_dim:
             raise SpecError(
@@ -55,6 +60,11 @@ class Rule:
             )
         self.infinite = () if self.finite else tuple(n for n, s in spec.memory.shapes(_PROBE, value_dim).items() if s[-1] == _PROBE)
         self.shapes = {n: s for n, s in spec.memory.shapes(self.width, value_dim).items() if n not in self.infinite}
+        for n, shape in self.shapes.items():
+            if math.prod(shape) > MAX_ENTRIES:
+                got = f"weight {n} of {' x '.join(f'{size:,}' for size in shape)} entries a head"
+                raise SpecError(got, f"at most {MAX_ENTRIES:,}", "smaller key_dim, value_dim, expansion or degree", "memory")
+        self.slots = tuple(spec.optimizer.init(torch.zeros(2, 2)))
         self.constants = {n: g.value for n, (_, g) in spec.roles().items() if isinstance(g, Number)}
 
     @property
@@ -160,19 +170,17 @@ class Rule:
 
     def _check_inputs(self, q, k, v, gates, weights, params, state) -> None:
         for name, t in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(t, Tensor) or t.dim() != 4 or not t.is_floating_point():
-                got = f"{t.dtype} {list(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
-                raise ShapeError(got, "a floating tensor [B, T, H, width]", "", name)
+            if not isinstance(t, Tensor) or t.dim() != 4:
+                raise ShapeError(_described(t), "a floating tensor [B, T, H, width]", "", name)
         batch, tokens, heads, _ = v.shape
         bound = f"B={batch} T={tokens} H={heads} K={self.key_dim} V={self.value_dim}"
-        if tokens < 1 or batch < 1:
-            raise ShapeError(f"v {list(v.shape)}", "at least one token and one row", f"bound so far: {bound}", "v")
+        if tokens < 1 or batch < 1 or heads < 1:
+            raise ShapeError(f"v {list(v.shape)}", "at least one row, one token and one head", f"bound so far: {bound}", "v")
         row = (batch, tokens, heads)
-        want: dict[str, tuple[Tensor, tuple[int, ...]]] = {"v": (v, (*row, self.value_dim))}
-        want |= {"q": (q, (*row, self.key_dim)), "k": (k, (*row, self.key_dim))}
+        want: Wanted = {"v": (v, (*row, self.value_dim)), "q": (q, (*row, self.key_dim)), "k": (k, (*row, self.key_dim))}
         self._check_names("gates", gates, self.gates, bound)
         for name, shape in self.gates.items():
-            want[f"gates.{name}"] = (gates[name], (batch, tokens, heads, *shape))
+            want[f"gates.{name}"] = (gates[name], (*row, *shape))
         if state is None:
             self._check_names("weights", weights, self.shapes, bound)
             want |= {f"weights.{n}": (weights[n], (heads, *s)) for n, s in self.shapes.items()}
@@ -182,29 +190,52 @@ class Rule:
             known = self.init_params()
             self._check_names("params", params, known, bound)
             for n, t in known.items():
-                if tuple(params[n].shape) not in (tuple(t.shape), (heads, *t.shape)):
-                    raise ShapeError(f"{list(params[n].shape)}", f"{list(t.shape)} or {[heads, *t.shape]} ({bound})", "", f"params.{n}")
+                per_head = isinstance(params[n], Tensor) and params[n].dim() > t.dim()
+                want[f"params.{n}"] = (params[n], (heads, *t.shape) if per_head else tuple(t.shape))
         for name, (t, shape) in want.items():
-            if not isinstance(t, Tensor) or tuple(t.shape) != shape:
-                got = f"{list(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
-                raise ShapeError(got, f"{list(shape)} ({bound})", "", name)
-            if t.device != v.device:
-                raise ShapeError(f"{name} on {t.device}", f"every tensor on {v.device}, where v is", "", name)
+            _check_tensor(name, t, shape, v.device, bound)
 
-    def _check_names(self, what: str, given: Mapping[str, Tensor], known: Mapping[str, object], bound: str) -> None:
+    def _check_names(self, what: str, given: Mapping[str, Tensor], known: Iterable[str], bound: str) -> None:
         if not isinstance(given, Mapping) or set(given) != set(known):
-            got = sorted(given) if isinstance(given, Mapping) else type(given).__name__
+            got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
             raise ShapeError(f"{got}", f"{sorted(known)} ({bound})", "", what)
 
-    def _state_shapes(self, state: MemoryState, batch: int, heads: int) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def _state_shapes(self, state: MemoryState, batch: int, heads: int) -> Wanted:
+        """Every tensor of a state and the shape it must have; its other fields and names are checked here."""
         if not isinstance(state, MemoryState):
             raise ShapeError(type(state).__name__, "the MemoryState an earlier call returned, or None", "", "state")
-        self._check_names("state.weights", state.weights, self.shapes, f"B={batch} H={heads}")
-        c = self.spec.window.size - 1
-        want = {f"state.weights.{n}": (state.weights[n], (batch, heads, *s)) for n, s in self.shapes.items()}
+        position, hint = state.position, "a state that this rule returned"
+        if not isinstance(position, int | torch.SymInt) or isinstance(position, bool) or position < 0:
+            got = type(position).__name__ if not isinstance(position, int) else f"{position}"
+            raise ShapeError(got, "a whole number >= 0", "", "state.position")
+        if (state.span is None) is not self.finite or not isinstance(state.span, Span | None):
+            got, expected = type(state.span).__name__, "None" if self.finite else "a Span"
+            raise ShapeError(got, f"{expected}, since the features of the spec are {'' if self.finite else 'in'}finite", hint, "state.span")
+        bound, c = f"B={batch} H={heads}", self.spec.window.size - 1
+        want = self._weights_like("state", state, self.shapes, (batch, heads), bound)
         want["state.keys"] = (state.keys, (batch, c, heads, self.key_dim))
         want["state.values"] = (state.values, (batch, c, heads, self.value_dim))
+        if state.span is not None:
+            keys = state.span.keys
+            seen = keys.shape[1] if isinstance(keys, Tensor) and keys.dim() == 4 else 0
+            shapes = {n: (s[0], seen) for n, s in self.spec.memory.shapes(_PROBE, self.value_dim).items() if n in self.infinite}
+            want["state.span.keys"] = (keys, (batch, seen, heads, self.key_dim))
+            want |= self._weights_like("state.span", state.span, shapes, (batch, heads), bound)
         return want
+
+    def _weights_like(
+        self, path: str, held: MemoryState | Span, shapes: Mapping[str, tuple[int, ...]], row: tuple[int, int], bound: str
+    ) -> Wanted:
+        """The weights, slots and anchor of a state or of its span, each with its shape."""
+        anchored = shapes if self.spec.update.grad_at == "chunk" else {}
+        want: Wanted = {}
+        for field, known in (("weights", shapes), ("slots", shapes), ("anchor", anchored)):
+            self._check_names(f"{path}.{field}", getattr(held, field), known, bound)
+        for n, shape in shapes.items():
+            want[f"{path}.weights.{n}"] = (held.weights[n], (*row, *shape))
+            self._check_names(f"{path}.slots.{n}", held.slots[n], self.slots, bound)
+            want |= {f"{path}.slots.{n}.{s}": (held.slots[n][s], (*row, *shape)) for s in self.slots}
+        return want | {f"{path}.anchor.{n}": (held.anchor[n], (*row, *s)) for n, s in anchored.items()}
 
     def _check_ranges(self, gates: Gates) -> None:
         roles = self.spec.roles()
@@ -247,6 +278,24 @@ class Rule:
         )
 
 
+def _described(t: object) -> str:
+    """A tensor's type, layout and shape, or the type of what is no tensor."""
+    if not isinstance(t, Tensor):
+        return type(t).__name__
+    layout = "" if t.layout is torch.strided else f" {t.layout}"
+    return f"{t.dtype}{layout} {list(t.shape)}"
+
+
+def _check_tensor(name: str, t: Tensor, shape: tuple[int, ...], device: torch.device, bound: str) -> None:
+    """Whether `t` is a dense floating tensor of this shape on this device; ShapeError if not."""
+    if not isinstance(t, Tensor) or not t.is_floating_point() or t.layout is not torch.strided:
+        raise ShapeError(_described(t), f"a dense floating tensor {list(shape)} ({bound})", "", name)
+    if tuple(t.shape) != shape:
+        raise ShapeError(f"{list(t.shape)}", f"{list(shape)} ({bound})", "", name)
+    if t.device != device:
+        raise ShapeError(f"{name} on {t.device}", f"every tensor on {device}, where v is", "", name)
+
+
 def _finite(y: Tensor, state: MemoryState) -> bool:
     """Whether the outputs and every tensor of the state are finite."""
     tensors = (t for t in (y, *flatten(state).values()) if isinstance(t, Tensor))
@@ -254,6 +303,7 @@ def _finite(y: Tensor, state: MemoryState) -> bool:
 
 
 MAX_WIDTH = 200_000
+MAX_ENTRIES = 1 << 27  # of one weight of one head; compiling traces the formulas at their own sizes
 _PROBE = 1_000_003
 
 

@@ -5,6 +5,7 @@ Tested in `test_shim.py`; private names of triton are replaced, so the pin of tr
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -76,5 +77,5 @@ def install() -> None:
         _wrap(name, 1)
     _wrap("create_fma", 3)
     _casts()
-    semantic = type(interpreter.interpreter_semantic)
-    semantic.binary_op_sanitize_overflow_impl = lambda self, *_: None
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

@@ -1,0 +1,16 @@
+"""Kernels run here in triton's interpreter, on CPU tensors, in a process of their own: the variable must be set before triton is imported.
+
+`test_interpreted.py` starts that process from the ordinary run; there the other files are not collected.
+"""
+
+from __future__ import annotations
+
+import os
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore = ["test_interpreted.py"] if INTERPRETED else ["test_values.py", "test_shim.py", "test_memory.py", "test_operation.py"]
+
+if INTERPRETED:
+    from .shim import install
+
+    install()

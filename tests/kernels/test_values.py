@@ -1,0 +1,108 @@
+"""Kernels against the token loop: values, final states and every gradient, at awkward widths and lengths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memkit.compiler.pipeline import compile_rule
+from memkit.compiler.triton_rule import PLANS, TritonRule
+from memkit.specs.layer import LayerSpec
+from memkit.specs.reference import ReferenceRule
+from tests import laws
+from tests.cases import PRESETS, draw, small, spec_of, values_and_gradients
+from tests.compare import assert_all_close, assert_close
+
+K, V = 5, 5
+
+
+def kernels(spec: LayerSpec, key_dim: int, value_dim: int) -> TritonRule:
+    return TritonRule(compile_rule(spec, key_dim, value_dim, backend="torch"), pinned=True)
+
+
+SPECS = {name: small(name) for name in PRESETS}
+COVERED = tuple(n for n, s in SPECS.items() if compile_rule(s, K, V, backend="torch").plan in PLANS)
+DEEP = ("atlas", "atlas_plus")  # a Newton-Schulz step a token: one head is enough
+
+
+def exact(spec: LayerSpec, T: int, prefix: int = 0, key_dim: int = K, value_dim: int = V, heads: int = 1) -> None:
+    """In float64 no rounding hides a wrong term."""
+    rule, oracle = kernels(spec, key_dim, value_dim), ReferenceRule(spec, key_dim, value_dim)
+    drawn = draw(oracle, B=1, T=prefix + T, H=heads)
+    start = laws.started(oracle, drawn, prefix)
+    got, want = (values_and_gradients(r, drawn.piece(prefix, prefix + T), start) for r in (rule, oracle))
+    assert_all_close(got, want, 1e-9, f"{spec.name}, T={T}, after {prefix}")
+
+
+@pytest.mark.parametrize("T", [1, 3, 4, 5])
+@pytest.mark.parametrize("name", [n for n in COVERED if n not in DEEP])
+def test_every_gradient_about_a_chunk(name: str, T: int) -> None:
+    exact(SPECS[name], T, heads=2 if T == 5 else 1)
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_orthogonal_every_gradient(name: str) -> None:
+    exact(SPECS[name], 5)
+
+
+@pytest.mark.parametrize("name", [n for n in COVERED if n not in DEEP])
+def test_resumed(name: str) -> None:
+    """From the state after 2 tokens: inside a chunk and inside a window."""
+    exact(SPECS[name], 3, prefix=2)
+
+
+def precise(spec: LayerSpec, dtype: torch.dtype, T: int) -> None:
+    """No further from the float64 oracle than the oracle in the same type, times two, and two roundings: only few entries are compared."""
+    rule, oracle = kernels(spec, K, V), ReferenceRule(spec, K, V)
+    narrow = draw(oracle, B=1, H=1, T=T, dtype=dtype)
+    best = values_and_gradients(oracle, narrow.map(torch.Tensor.double))
+    got, same = values_and_gradients(rule, narrow), values_and_gradients(oracle, narrow)
+    for name, want in best.items():
+        if want.numel():
+            scale = max(1.0, want.abs().max().item())
+            allowed = 2 * (same[name].double() - want).abs().max().item() / scale + 2 * torch.finfo(dtype).eps
+            assert_close(got[name].double(), want, allowed, f"{spec.name}, {dtype}: {name}")
+
+
+@pytest.mark.parametrize("name", [n for n in COVERED if n not in DEEP])
+def test_float32_over_many_chunks(name: str) -> None:
+    precise(small(name, chunk=16), torch.float32, 77)
+
+
+@pytest.mark.parametrize("name", [n for n in COVERED if n not in DEEP])
+def test_bfloat16(name: str) -> None:
+    precise(SPECS[name], torch.bfloat16, 9)
+
+
+WIDTHS = {
+    "keys and values differ": ("gated_deltanet", {}, 7, 18),
+    "momentum and a window": ("titans_linear", {"window": {"size": 3, "gate": "input"}}, 5, 4),
+    "a window longer than the chunk": ("omeganet", {"window.size": 6}, 4, 4),
+    "a formula for the bias": ("titans", {"bias": {"kind": "expression", "formula": "log(cosh(r))"}}, 4, 4),
+    "a power for the bias": ("dla", {"bias": {"kind": "lq", "q": 4}}, 4, 4),
+    "huber": ("titans", {"bias": "huber"}, 4, 4),
+    "elementwise features": ("dla", {"features": {"kind": "elementwise"}}, 4, 4),
+    "read before": ("titans", {"update.read": "before"}, 4, 4),
+    "a chain with a norm": ("ttt_linear", {"retention": "scalar"}, 4, 4),
+}
+
+
+@pytest.mark.parametrize("case", WIDTHS)
+def test_other_specs(case: str) -> None:
+    name, overrides, key_dim, value_dim = WIDTHS[case]
+    exact(spec_of(SPECS[name], overrides), 5, key_dim=key_dim, value_dim=value_dim)
+
+
+def test_tiles_do_not_change_results() -> None:
+    """Several tiles along every axis: rows, columns, sums and vectors."""
+    from memkit.compiler import triton_rule
+    from memkit.compiler.kernels.tile import Config
+
+    spec = spec_of(SPECS["titans"], {"memory.expansion": 5})
+    before = triton_rule.config_for
+    triton_rule.config_for = lambda *_: Config(rows=16, cols=16, inner=16, line=16)
+    try:
+        exact(spec, 5, key_dim=18, value_dim=18)
+        exact(SPECS["gated_deltanet"], 20, key_dim=18, value_dim=34)
+    finally:
+        triton_rule.config_for = before
