@@ -1,8 +1,7 @@
 """The benchmark on a CPU: memkit against titans-pytorch, transformers, fla, its own token loop and this machine's own speed.
 
-    make bench                                   sets everything up and runs it all; writes docs/benchmarks.{md,json,png}
-    python benchmarks/cpu.py --quick             tiny sizes, to see that it works; writes into runs/benchmarks
-    python benchmarks/cpu.py --only titans       one section again (also: several); the others stay as they were
+`make bench` sets everything up, runs it all and writes docs/benchmarks.{md,json,png}. `python benchmarks/cpu.py --quick` runs tiny sizes,
+to see that it works, and writes into runs/benchmarks. `--only titans` measures one section again and leaves the others as they were.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.bench import Bench, Section, mib, ms
+from benchmarks.peer_sections import tiny
 from benchmarks.process import Missing, Worker
 from memkit.benchmark import pyplot
 
@@ -45,7 +46,7 @@ def families(b: Bench) -> dict[str, list[System]]:
 def curves(b: Bench, s: Section) -> None:
     """Measure all lines; without the peers' environment, memkit's alone."""
     s.title, s.columns = "Curves over T", ["system", "T", "forward", "forward + backward", "peak, forward", "peak, forward + backward"]
-    lengths = list(b.size((512, 1024, 2048, 4096, 8192), (32, 64)))
+    lengths: list[int] = [*b.size((512, 1024, 2048, 4096, 8192), (32, 64))]
     s.data = {"tokens": lengths, "families": {}}
     for title, systems in families(b).items():
         lines = {system.label: {kind: [] for kind in ("forward", "both", "forward_bytes", "both_bytes")} for system in systems}
@@ -60,7 +61,7 @@ def curves(b: Bench, s: Section) -> None:
             for i, T in enumerate(lengths):
                 seconds, held = (ms(line[m][i]) for m in MODES), (mib(line[f"{m}_bytes"][i]) for m in MODES)
                 s.rows.append([label, f"{T:,}", *seconds, *held])
-    s.notes.append("Peak memory is over imports, inputs included, one process for each line and mode, lengths growing.")
+    s.notes.append("Peak memory is over that of a first tiny run, inputs included, one process for each line and mode, lengths growing.")
 
 
 def times(b: Bench, s: Section, systems: list[System], lengths: list[int], lines: dict[str, Any], stack: ExitStack) -> list[System]:
@@ -84,12 +85,10 @@ def times(b: Bench, s: Section, systems: list[System], lengths: list[int], lines
 
 
 def peaks(b: Bench, system: System, mode: str, lengths: list[int]) -> list[int]:
-    """Bytes of peak memory over imports at each length."""
+    """Bytes of peak memory at each length, over what a first tiny run leaves: libraries, and compilation."""
     found = []
     with b.theirs() if system.peer else b.ours() as worker:
-        worker.ask("imports", module=system.module)
-        worker.ask("reset")
-        base = worker.ask("peak")
+        base = tiny(worker, system.module, system.case, mode, **system.args)
         for T in lengths:
             worker.load("case", system.module, system.case, T=T, **system.args)
             for _ in range(2):
@@ -99,7 +98,7 @@ def peaks(b: Bench, system: System, mode: str, lengths: list[int]) -> list[int]:
 
 
 COLOURS = ("#0b6e99", "#d1495b", "#8a8d91")
-UNITS = (("", "seconds", 1.0), ("_bytes", "peak memory over imports, MiB", 2.0**-20))
+UNITS = (("", "seconds", 1.0), ("_bytes", "peak memory, MiB", 2.0**-20))
 
 
 def figure(data: dict[str, Any], path: Path) -> None:
@@ -117,10 +116,10 @@ def figure(data: dict[str, Any], path: Path) -> None:
                 panel.set_ylabel(name)
                 panel.grid(alpha=0.25, which="major")
         column[0].set_title(title, fontsize=10)
-        column[0].legend(fontsize=8, frameon=False)
+        column[0].legend(fontsize=8, frameon=False, loc="upper left")
         column[-1].set_xlabel("tokens")
         column[-1].set_xticks(tokens, [f"{t:,}" for t in tokens])
-        column[-1].minorticks_off()
+        column[-1].xaxis.set_minor_locator(plt.NullLocator())
     picture.suptitle("full: forward + backward; dashed: forward; float32", fontsize=9)
     picture.savefig(path, dpi=150)
     plt.close(picture)

@@ -50,7 +50,7 @@ class Worker:
             raise Missing(f"{do} {order.get('key', '')}: the process ended with code {self._process.wait()}; {self._last_words()}")
         reply = json.loads(line)
         if "error" in reply:
-            raise Missing(reply["error"].splitlines()[0][:200])
+            raise Missing(" ".join(reply["error"].split())[:200])
         return reply["ok"]
 
     def load(self, key: str, module: str, case: str, **args: Any) -> dict[str, Any]:

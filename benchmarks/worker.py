@@ -56,8 +56,10 @@ class Cases:
 
     def load(self, key: str, module: str, case: str, args: dict[str, Any]) -> dict[str, Any]:
         self.loaded.pop(key, None)
+        made = getattr(importlib.import_module(module), case)
+        gc.freeze()  # what imports hold need not be looked through before every run
         torch.manual_seed(0)
-        self.loaded[key] = getattr(importlib.import_module(module), case)(**args)
+        self.loaded[key] = made(**args)
         return getattr(self.loaded[key], "info", {})
 
     def run(self, key: str, mode: str) -> float:

@@ -73,7 +73,9 @@ def import_modules(names: Iterable[str] | None) -> None:
             importlib.import_module(name)
         except MemkitError as error:
             raise error.at(f"--import {name}") from None
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             hint = f"a module's name: {Path(name).stem}" if name.endswith(".py") or "/" in name else ""
             raise SpecError(_plainly(error), "a Python module that imports", hint, f"--import {name}") from None
 

@@ -76,8 +76,8 @@ def graph(
 ) -> None:
     """Draw a spec: to a file, or as the explorer, a page that opens at this spec and needs no network."""
     loaded = load(spec, sets, imports)
-    from memkit.drawing_files import content, format_of, save
     from memkit.drawing import visualize
+    from memkit.drawing_files import content, format_of, save
 
     kind = "dot" if out is None else format_of(out)
     view = view or ("plan" if after else "")
@@ -112,7 +112,7 @@ def equiv(
     second: Annotated[str | None, typer.Argument(metavar="B", help="A preset, or a file .yaml.")] = None,
     given: Annotated[
         list[str] | None,
-        typer.Option("--given", metavar="PATH=VALUE", help="A knob or gate of either side, fixed: window.size=1, gates.momentum=0. Repeatable."),
+        typer.Option("--given", metavar="PATH=VALUE", help="A knob or gate fixed on the side that has it: gates.momentum=0. Repeatable."),
     ] = None,
     lattice: Annotated[bool, typer.Option("--lattice", help="Instead of two specs: which preset becomes which, and under what.")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="With --lattice: a drawing, .svg, .png, .pdf or .dot.")] = None,
@@ -125,7 +125,8 @@ def equiv(
         _lattice(out)
         return
     if first is None or second is None or out is not None:
-        raise SpecError("--out without --lattice" if out else "one spec", "two specs: memkit equiv A B", "memkit equiv titans_linear deltanet", "equiv")
+        got = "--out without --lattice" if out else "one spec"
+        raise SpecError(got, "two specs, or --lattice", "memkit equiv titans_linear deltanet", "equiv")
     fixed = parse_sets(given, "--given")
     result = _face("equivalent")(load(first, (), imports), load(second, (), imports), given=fixed)
     typer.echo(str(result))

@@ -41,8 +41,9 @@ def picture(source: Any, view: str = "rule", *, after: str = "", overrides: Mapp
         raise SpecError(f"view {view!r}", ", ".join(VIEWS), near(view, VIEWS), "view")
     if after and view != "plan":
         raise SpecError(f"after {after!r} with view {view}", "a pass only for view plan", "view plan", "after")
-    layer = source if isinstance(source, MemoryLayer) else None
-    spec = load_spec(source.spec if isinstance(source, MemoryLayer | Rule) else source, overrides)
+    if overrides and isinstance(source, MemoryLayer | Rule):
+        source = source.spec
+    spec = source.spec if isinstance(source, MemoryLayer | Rule) else load_spec(source, overrides)
     if view == "rule":
         from .drawing_rule import rule_picture
 
@@ -50,7 +51,8 @@ def picture(source: Any, view: str = "rule", *, after: str = "", overrides: Mapp
     if view == "layer":
         from .drawing_layer import layer_picture
 
-        return layer_picture(layer if layer is not None and not overrides else spec)
+        return layer_picture(source if isinstance(source, MemoryLayer) else spec)
     from .drawing_plan import plan_picture
 
-    return plan_picture(source.rule if layer is not None and not overrides else source if isinstance(source, Rule) else spec, after)
+    rule = source.rule if isinstance(source, MemoryLayer) else source
+    return plan_picture(rule if isinstance(rule, Rule) else spec, after)

@@ -32,8 +32,17 @@ class Drawing(graphviz.Digraph):
 
     picture: Picture
 
-    def pipe(self, format: str | None = None, renderer: Any = None, formatter: Any = None, neato_no_op: Any = None,
-             quiet: bool = False, *, engine: str | None = None, encoding: str | None = None) -> Any:
+    def pipe(
+        self,
+        format: str | None = None,
+        renderer: Any = None,
+        formatter: Any = None,
+        neato_no_op: Any = None,
+        quiet: bool = False,
+        *,
+        engine: str | None = None,
+        encoding: str | None = None,
+    ) -> Any:
         """As graphviz.Digraph.pipe. Raises KernelError where nothing here can write the format."""
         kind = format or self.format
         if program(kind) != PURE or renderer or formatter or engine not in (None, "dot"):
@@ -42,16 +51,30 @@ class Drawing(graphviz.Digraph):
         data = draw(self.source, kind)
         return data if encoding is None else data.decode(encoding)
 
-    def render(self, filename: Any = None, directory: Any = None, view: bool = False, cleanup: bool = False, format: str | None = None,
-               renderer: Any = None, formatter: Any = None, neato_no_op: Any = None, quiet: bool = False, quiet_view: bool = False,
-               *, outfile: Any = None, **rest: Any) -> str:
+    def render(
+        self,
+        filename: Any = None,
+        directory: Any = None,
+        view: bool = False,
+        cleanup: bool = False,
+        format: str | None = None,
+        renderer: Any = None,
+        formatter: Any = None,
+        neato_no_op: Any = None,
+        quiet: bool = False,
+        quiet_view: bool = False,
+        *,
+        outfile: Any = None,
+        **rest: Any,
+    ) -> str:
         """As graphviz.Digraph.render. Raises KernelError where nothing here can write the format."""
         kind = format or (Path(outfile).suffix[1:] if outfile else self.format)
         if program(kind) != PURE:
             need(kind)
-            return super().render(filename, directory, view, cleanup, format, renderer, formatter, neato_no_op, quiet, quiet_view,
-                                  outfile=outfile, **rest)
-        source = Path(directory or self.directory or "") / (filename or self.filename or "drawing.gv")
+            return super().render(
+                filename, directory, view, cleanup, format, renderer, formatter, neato_no_op, quiet, quiet_view, outfile=outfile, **rest
+            )
+        source = Path(directory or str(self.directory or "")) / (filename or str(self.filename or "drawing.gv"))
         path = Path(outfile) if outfile else Path(f"{source}.{kind}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(draw(self.source, kind))
@@ -82,8 +105,12 @@ def need(kind: str) -> None:
     """Raise where nothing here can write `kind`."""
     if program(kind) is None:
         extra = f" (or, for svg and png: pip install {PURE})" if kind in PURE_FORMATS else ""
-        raise KernelError(f"no Graphviz program `dot`, which {kind} needs", f"Graphviz on the PATH{extra}",
-                          "apt install graphviz | brew install graphviz; formats dot and html need nothing", "graph")
+        raise KernelError(
+            f"no Graphviz program `dot`, which {kind} needs",
+            f"Graphviz on the PATH{extra}",
+            "apt install graphviz | brew install graphviz; formats dot and html need nothing",
+            "graph",
+        )
 
 
 def draw(source: str, kind: str) -> bytes:
@@ -98,21 +125,17 @@ def draw(source: str, kind: str) -> bytes:
     return done.stdout
 
 
+GRAPH = {"rankdir": "TB", "fontname": FONT, "fontsize": str(SMALL), "fontcolor": INK, "pad": "0.08", "labelloc": "b", "newrank": "true"}
+NODE = {"shape": "box", "style": "rounded,filled", "fontname": FONT, "fontsize": str(TITLE), "fontcolor": INK, "penwidth": "1"}
+ROOM = {"margin": "0.11,0.06", "height": "0.3", "width": "0.3"}
+EDGE = {"fontname": FONT, "fontsize": str(SMALL - 1), "fontcolor": FAINT, "arrowsize": "0.6", "penwidth": "1"}
+
+
 def drawing(picture: Picture) -> Drawing:
     """The graphviz form. The same picture gives the same text."""
-    gap = ("0.16", "0.3") if picture.tight else ("0.28", "0.34")
-    graph = Drawing(
-        comment=picture.title,
-        graph_attr={
-            "rankdir": "TB", "nodesep": gap[0], "ranksep": gap[1], "fontname": FONT, "fontsize": str(SMALL), "fontcolor": INK, "pad": "0.08",
-            "labelloc": "b", "label": f"<{_legend(picture)}>", "newrank": "true", "splines": "true", "bgcolor": "white",
-        },
-        node_attr={
-            "shape": "box", "style": "rounded,filled", "fontname": FONT, "fontsize": str(TITLE), "fontcolor": INK, "penwidth": "1",
-            "margin": "0.11,0.06", "height": "0.3", "width": "0.3",
-        },
-        edge_attr={"fontname": FONT, "fontsize": str(SMALL - 1), "fontcolor": FAINT, "arrowsize": "0.6", "penwidth": "1"},
-    )
+    nodesep, ranksep = ("0.16", "0.3") if picture.tight else ("0.28", "0.34")
+    own = {"nodesep": nodesep, "ranksep": ranksep, "label": f"<{_legend(picture)}>", "splines": "true", "bgcolor": "white"}
+    graph = Drawing(comment=picture.title, graph_attr=GRAPH | own, node_attr=NODE | ROOM, edge_attr=EDGE)
     graph.picture = picture
     _boxes(graph, picture, "")
     for i, (above, below) in enumerate(picture.stacked):
@@ -148,19 +171,31 @@ def _boxes(graph: Any, picture: Picture, cluster: str) -> None:
 
 def _cluster(cluster: Cluster) -> dict[str, str]:
     fill, border = BOXES[cluster.kind]
-    title = "<BR ALIGN=\"LEFT\"/>".join(label_html(line, LINE) for line in wrapped(cluster.title, 60))
+    title = '<BR ALIGN="LEFT"/>'.join(label_html(line, LINE) for line in wrapped(cluster.title, 60))
     return {
-        "label": f"<{title}>" if cluster.title else "", "labelloc": "t", "labeljust": "l", "fontname": FONT, "fontsize": str(LINE), "fontcolor": border,
-        "style": "rounded,filled", "fillcolor": "#fdfdfc" if cluster.kind == "step" else fill, "color": border, "penwidth": "0.8", "margin": "9",
+        "label": f"<{title}>" if cluster.title else "",
+        "labelloc": "t",
+        "labeljust": "l",
+        "fontname": FONT,
+        "fontsize": str(LINE),
+        "fontcolor": border,
+        "style": "rounded,filled",
+        "fillcolor": "#fdfdfc" if cluster.kind == "step" else fill,
+        "color": border,
+        "penwidth": "0.8",
+        "margin": "9",
     }
+
+
+GAP = '<FONT POINT-SIZE="3">&#160;</FONT>'
 
 
 def _label(box: Box) -> str:
     lines = [label_html(line, TITLE) for line in wrapped(box.title, WIDTH + 6) if line]
     if box.kind in BOLD:
         lines = [f"<B>{line}</B>" for line in lines]
-    if box.lines and not box.cells:
-        lines.append('<FONT POINT-SIZE="3">&#160;</FONT>')  # room for subscripts
+    if not box.cells:  # room for subscripts below each line of the title
+        lines = [part for line in lines for part in (line, GAP)][: None if box.lines else -1]
     for text in box.lines:
         lines += [f'<FONT POINT-SIZE="{LINE}" COLOR="{FAINT}">{label_html(line, LINE)}</FONT>' for line in wrapped(text, WIDTH)]
     if not box.cells:
@@ -181,7 +216,9 @@ def _legend(picture: Picture) -> str:
     keys = [f'<TD>{_swatch(key)}</TD><TD ALIGN="LEFT">{html.escape(MEANINGS[key])}&#160;&#160;&#160;</TD>' for key in picture.legend]
     columns = 3 if len(keys) > 4 else 2
     rows = [f'<TR><TD COLSPAN="{2 * columns}">{label_html(picture.title, SMALL)}</TD></TR>']
-    rows += [f'<TR><TD COLSPAN="{2 * columns}">{label_html(line, SMALL)}</TD></TR>' for note in picture.notes for line in wrapped(note, 120)]
+    rows += [
+        f'<TR><TD COLSPAN="{2 * columns}">{label_html(line, SMALL)}</TD></TR>' for note in picture.notes for line in wrapped(note, 120)
+    ]
     rows += [f"<TR>{''.join(keys[i : i + columns])}</TR>" for i in range(0, len(keys), columns)]
     return f'<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="1" CELLPADDING="2">{"".join(rows)}</TABLE>'
 

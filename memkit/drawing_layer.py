@@ -27,7 +27,9 @@ def layer_picture(source: LayerSpec | MemoryLayer) -> Picture:
     lines = [line for line in equation_of(spec).splitlines() if not line.startswith("phi")]
     held, grows = state_bytes(layer)
     size = f"state {count(held, 'B')} a sequence" + (f", {count(grows, 'B')} more a token" if grows else "")
-    picture.box("rule", f"memory, {layer.heads} heads, plan {layer.rule.plan}", *(" ".join(line.split()) for line in lines[:2]), size, kind="inner")
+    picture.box(
+        "rule", f"memory, {layer.heads} heads, plan {layer.rule.plan}", *(" ".join(line.split()) for line in lines[:2]), size, kind="inner"
+    )
     for name in last:
         picture.arrow(name, "rule")
     _inputs(picture, layer)
@@ -99,7 +101,9 @@ def _inputs(picture: Picture, layer: MemoryLayer) -> None:
     from_x = [name for name, gate in given if gate.term(name).strip().endswith("_t")]
     for title, names in (("projected", from_x), ("learned", [name for name, _ in given if name not in from_x])):
         if names:
-            box = picture.box(f"gates_{title}", "gates", ", ".join(names), *(("squashed projections of x",) if names is from_x else ()), kind="outer")
+            box = picture.box(
+                f"gates_{title}", "gates", ", ".join(names), *(("squashed projections of x",) if names is from_x else ()), kind="outer"
+            )
             if names is from_x:
                 picture.arrow("x", box)
             picture.arrow(box, "rule")

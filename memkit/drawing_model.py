@@ -1,4 +1,4 @@
-"""A drawing before graphviz: boxes, arrows between them, and clusters of boxes. The views make one, `drawing_dot` and `drawing_html` show it."""
+"""A drawing before graphviz: boxes, arrows between them, clusters of boxes. The views make one; `drawing_dot`, `drawing_files` show it."""
 
 from __future__ import annotations
 

@@ -131,7 +131,9 @@ class _Painter:
                 self.alias[param] = arg
         self.graph(body, name)
         for param, result in zip(body.params[:k], body.results[:k], strict=True):
-            box = self.picture.box(self.name("next"), f"{param.attrs['name']} to the next", "and out, after the last", kind="inner", cluster=name)
+            box = self.picture.box(
+                self.name("next"), f"{param.attrs['name']} to the next", "and out, after the last", kind="inner", cluster=name
+            )
             self.arrow(result, box)
             self.taken[result] = box
 

@@ -18,18 +18,15 @@ def untangled(picture: Picture) -> Picture:
     uses: dict[str, list[Arrow]] = {}
     for arrow in picture.arrows:
         uses.setdefault(arrow.tail, []).append(arrow)
-    boxes, arrows, marks = dict(home), [], 0
+    boxes, arrows = dict(home), []
+    taken: set[str] = set()
     for tail, out in uses.items():
         kept = [a for a in out if region[a.head] == region[tail]]
         kept = kept if len(out) < MANY_USES else [a for a in kept if home[a.head].cluster == home[tail].cluster][:1]
         arrows += kept
         if len(kept) == len(out):
             continue
-        name = home[tail].title.partition(" = ")[0] if " = " in home[tail].title or home[tail].kind != "step" else ""
-        if not name:
-            marks += 1
-            name = f"x{marks}"
-            boxes[tail] = replace(home[tail], title=f"{name} = {home[tail].title}")
+        name = _named(boxes, tail, taken)
         for arrow in out:
             if arrow not in kept:
                 again = Box(f"again{len(boxes)}", name, kind="again")
@@ -40,6 +37,22 @@ def untangled(picture: Picture) -> Picture:
     _sources_inside(picture)
     _stack(picture, region)
     return picture
+
+
+def _named(boxes: dict[str, Box], tail: str, taken: set[str]) -> str:
+    """A name of its own for a box: the one its title has, or a new one, which is then put in front of the title."""
+    box = boxes[tail]
+    name, sign, what = box.title.partition(" = ")
+    named = bool(sign) or box.kind != "step"
+    name, what = (name, what) if named else ("x", box.title)
+    number = 0 if named else 1
+    others = taken | {b.title.partition(" = ")[0] for other, b in boxes.items() if other != tail and b.kind in INPUTS}
+    while (full := f"{name}{number or ''}") in others:
+        number += 1
+    taken.add(full)
+    if full != box.title.partition(" = ")[0]:
+        boxes[tail] = replace(box, title=f"{full} = {what}" if what else full)
+    return full
 
 
 def _regions(picture: Picture) -> dict[str, int]:

@@ -95,7 +95,6 @@ class _Parts:
         if len(homes) >= MANY:
             self.fixed |= inside
 
-
     def ordered(self) -> list[Unit]:
         """The parts, each after all it needs, and the nodes of each in the graph's order."""
         parts: dict[int, Unit] = {}

@@ -49,8 +49,9 @@ def equivalent(a: Any, b: Any, *, given: Mapping[str, Any] | None = None) -> Equ
 
     Args:
         a, b: presets, paths, dicts or LayerSpecs.
-        given: dotted overrides, laid over whichever side has that knob, and gates fixed to a number: {"window.size": 1, "gates.momentum": 0}.
-            A side without such a gate is as it is. `window.size: 1` switches the window off, its gate included, unless that is given too.
+        given: dotted overrides, laid over whichever side has that knob, and gates fixed to a number:
+            {"window.size": 1, "gates.momentum": 0}. A side without such a gate is as it is. `window.size: 1` switches the window
+            off, its gate included, unless that is given too.
 
     Returns:
         Equivalence: "structural" where both sides have one canonical form, which proves it for every input; else "numerical":
@@ -113,10 +114,9 @@ def canonical_form(side: Side, key_dim: int, value_dim: int, table: Table) -> Fo
     steps += [f"{n} stands for {own}" for n, own in token.names.items()]
     steps += [f"{label.removeprefix('next.')} dropped: no output reads it" for label in forms if label not in results]
     if token.chunk and not chunk:
-        steps.append(
-            f"no gradient reads the memory, so it does not matter where it is taken: chunks of {token.chunk} tokens are the token rule, exactly"
-        )
-    return Form(results, chunk, {n: s for n, s in token.sizes.items() if n in read}, tuple(steps))
+        free = "no gradient reads the memory, so it does not matter where it is taken"
+        steps.append(f"{free}: chunks of {token.chunk} tokens are the token rule, exactly")
+    return Form(results, chunk, {n: s for n, s in token.sizes.items() if n in read or n in token.names}, tuple(steps))
 
 
 def prove(left: Side, right: Side) -> str | None:

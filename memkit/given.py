@@ -41,7 +41,12 @@ def sides(a: Any, b: Any, given: Mapping[str, Any] | None) -> tuple[Side, Side]:
     for path in given:
         if not any(path in used for _, used in found):
             got = f"given {path}: {_shown(given[path])}"
-            raise SpecError(got, "a knob or gate that one side has; a list only for the gate of a window with as many slots", _hint(path, [s for s, _ in found]), f"given.{path}")
+            raise SpecError(
+                got,
+                "a knob or gate that one side has; a list only for the gate of a window with as many slots",
+                _hint(path, [s for s, _ in found]),
+                f"given.{path}",
+            )
     return found[0][0], found[1][0]
 
 
@@ -102,7 +107,9 @@ def _hint(path: str, found: Sequence[Side]) -> str:
     names = {GATE + n for s in found for n in s.spec.roles()}
     for side in found:
         names |= set(LayerSpec.model_fields)
-        names |= {f"{n}.{f}" for n in LayerSpec.model_fields if isinstance(x := getattr(side.spec, n), BaseModel) for f in type(x).model_fields}
+        names |= {
+            f"{n}.{f}" for n in LayerSpec.model_fields if isinstance(x := getattr(side.spec, n), BaseModel) for f in type(x).model_fields
+        }
     return near(path, sorted(names))
 
 

@@ -126,7 +126,7 @@ def nearest(found: Sequence[Reduction]) -> list[Reduction]:
     ends: dict[str, set[str]] = {}
     for start, end in best:
         ends.setdefault(start, set()).add(end)
-    over = {(a, c) for a in ends for b in ends[a] for c in ends.get(b, ()) if a != c and not (a in ends.get(b, ()))}
+    over = {(a, c) for a in ends for b in ends[a] for c in ends.get(b, ()) if a != c and a not in ends.get(b, ())}
     return [r for pair, r in best.items() if pair not in over]
 
 
@@ -142,5 +142,5 @@ def drawing(found: Sequence[Reduction]) -> graphviz.Digraph:
     for name in dict.fromkeys(n for r in shown for n in (r.start, r.end)):
         graph.node(name, label=name)
     for r in shown:
-        graph.edge(r.start, r.end, label=r.under().replace(", ", r"\l") + r"\l")
+        graph.edge(r.start, r.end, label="".join(rf"  {text}\l" for text in r.under().split(", ")))
     return graph

@@ -85,7 +85,7 @@ def plot_coefficients(source: Any, gates: Mapping[str, Any] | None = None, *, to
     figure = _figure(3.1 * len(parts), 3.0)
     for i, (name, title) in enumerate(parts.items()):
         axes = figure.add_subplot(1, len(parts), i + 1)
-        values = found[name]
+        values = found[name].numpy()
         first = len(values) - values.shape[1]  # columns before the first token have negative numbers
         extent = (first - 0.5, len(values) - 0.5, len(values) - 0.5, -0.5)
         picture = axes.imshow(values, cmap="magma_r", extent=extent, interpolation="nearest", vmin=0, aspect="equal")
@@ -139,15 +139,15 @@ def plot_text(layer: MemoryLayer, x: Tensor, labels: Sequence[str] | None = None
     for i, (name, values) in enumerate(found["gates"].items()):
         values = values.mean(-1) if values.dim() > 1 else values
         shown = {"window_gate": f"{name}, mean of the slots"}.get(name, f"{name}, mean" if found["gates"][name].dim() > 1 else name)
-        gates.plot(values, color=COLOURS[i % len(COLOURS)], label=shown, linewidth=1.4)
+        gates.plot(values.numpy(), color=COLOURS[i % len(COLOURS)], label=shown, linewidth=1.4)
     gates.set_ylabel("gates")
     if found["gates"]:
         gates.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False)
-    surprise.bar(range(length), found["surprise"], color=COLOURS[1], width=0.85)
+    surprise.bar(range(length), found["surprise"].numpy(), color=COLOURS[1], width=0.85)
     surprise.set_ylabel("surprise, |G_t|")
     extent = (-0.5, length - 0.5, length - 0.5, -0.5)
     norm = PowerNorm(0.5, vmin=0, vmax=1)  # early tokens have large shares, late ones are to be seen too
-    picture = past.imshow(found["past"], cmap="magma_r", norm=norm, aspect="auto", interpolation="nearest", extent=extent)
+    picture = past.imshow(found["past"].numpy(), cmap="magma_r", norm=norm, aspect="auto", interpolation="nearest", extent=extent)
     past.set_ylabel("memory after token t")
     past.set_xlabel("share of token s")
     figure.colorbar(picture, ax=past, fraction=0.03, pad=0.01, location="right")

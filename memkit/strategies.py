@@ -17,8 +17,15 @@ from memkit.specs.reference import ReferenceRule
 from memkit.specs.rule import Rule
 
 FORMULAS = (
-    "log(cosh(r))", "0.5*r^2", "sqrt(1 + r^2) - 1", "r^2/2 + r^4/12", "r*atan(r)", "2*tanh(r/2)^2",
-    "softplus(r) - r/2", "1 - cos(r)", "3*r",
+    "log(cosh(r))",
+    "0.5*r^2",
+    "sqrt(1 + r^2) - 1",
+    "r^2/2 + r^4/12",
+    "r*atan(r)",
+    "2*tanh(r/2)^2",
+    "softplus(r) - r/2",
+    "1 - cos(r)",
+    "3*r",
 )
 ACTIVATIONS = ("gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tanh")
 NORM_WIDTH = 3  # a norm over fewer entries is a step function of its input, and no two ways of computing it agree

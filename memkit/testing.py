@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memkit.specs.layer import LayerSpec
     from memkit.strategies import Run
 
-__all__ = ["Inputs", "assert_equivalent", "assert_matches_reference", "draw", "runs", "specs", "values_and_gradients"]
+__all__ = ["Inputs", "assert_equivalent", "assert_matches_reference", "distance", "draw", "runs", "specs", "values_and_gradients"]
 
 KEY_DIM = VALUE_DIM = 4
 TOLERANCE = 1e-9
@@ -46,8 +46,16 @@ def assert_equivalent(a: Any, b: Any, *, given: Mapping[str, Any] | None = None,
 
 
 def assert_matches_reference(
-    source: Any, *, overrides: Mapping[str, Any] | None = None, key_dim: int = KEY_DIM, value_dim: int = VALUE_DIM,
-    lengths: Sequence[int] | None = None, prefixes: Sequence[int] = (0, 3), plan: str = "auto", backend: str = "auto", tol: float = TOLERANCE,
+    source: Any,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    key_dim: int = KEY_DIM,
+    value_dim: int = VALUE_DIM,
+    lengths: Sequence[int] | None = None,
+    prefixes: Sequence[int] = (0, 3),
+    plan: str = "auto",
+    backend: str = "auto",
+    tol: float = TOLERANCE,
 ) -> None:
     """Raise AssertionError unless the compiled rule equals the token loop in float64: outputs, final states and every gradient.
 
@@ -116,7 +124,9 @@ def _strategies() -> Any:
     try:
         import hypothesis  # noqa: F401
     except ImportError:
-        raise MemkitError("hypothesis is not installed", "hypothesis, for drawn specs", "pip install hypothesis", "memkit.testing") from None
+        raise MemkitError(
+            "hypothesis is not installed", "hypothesis, for drawn specs", "pip install hypothesis", "memkit.testing"
+        ) from None
     from memkit import strategies
 
     return strategies

@@ -15,8 +15,15 @@ from types import TracebackType
 from typing import Any
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
 )
 KEYS = {"Tab": "\ue004", "Enter": "\ue007", "ArrowDown": "\ue015", "ArrowUp": "\ue013"}
 
@@ -37,9 +44,15 @@ class Browser:
         self.base = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._wait()
-        flags = [*FLAGS, f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}", *(["--blink-settings=preferredColorScheme=0"] if dark else [])]
-        wanted = {"browserName": "chrome", "goog:chromeOptions": {"args": flags, "binary": shutil.which("chromium")}, "goog:loggingPrefs": {"browser": "ALL"}}
+        flags = [*FLAGS, f"--user-data-dir={profile}", *(["--blink-settings=preferredColorScheme=0"] if dark else [])]
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": {"args": flags, "binary": shutil.which("chromium")},
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
         self.session = f"/session/{self.call('POST', '/session', {'capabilities': {'alwaysMatch': wanted}})['sessionId']}"
+        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 500}
+        self.call("POST", f"{self.session}/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics})
 
     def _wait(self) -> None:
         for _ in range(200):

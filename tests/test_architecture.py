@@ -23,7 +23,7 @@ MAX_FUNCTION = 50
 OWN_WORDS = {
     "linear": ("*", "a plan's name"),
     "scalar": ("*", "a fact: retention is one factor a head"),
-    "number": ("emit_*.py kernels/*.py", "a written value without axes"),
+    "number": ("emit_*.py kernels/*.py resources.py", "a written value without axes"),
     "none": ("trace_ops.py", "an argument of torch.gelu"),
     "dot": ("trace_ops.py", "torch.dot"),
     "relu": ("trace_ops.py", "torch.relu"),

@@ -99,22 +99,27 @@ class TestData:
         assert "http" not in re.sub(r"http://www\.w3\.org/[\w/]+", "", page.partition('<script id="data"')[0])
 
 
-class TestReductions:
-    @pytest.fixture(scope="class")
-    def known(self) -> Reductions:
-        return Reductions(memkit.presets())
+@pytest.fixture(scope="module")
+def known() -> Reductions:
+    return Reductions(memkit.presets())
 
-    @pytest.mark.parametrize("name, overrides, wanted", [
-        ("gla", {}, {("linear_attention", ("retain = 1",))}),
-        ("gated_deltanet", {}, {("deltanet", ("retain = 1",))}),
-        ("titans_linear", {}, {("deltanet", ("momentum = 0", "retain = 1"))}),
-        ("deltanet", {"bias": "dot"}, {("linear_attention", ("step_size = 1",))}),
-        ("deltanet", {"update.grad_at": "decayed"}, {("deltanet", ())}),
-        ("linear_attention", {"bias": "huber"}, set()),
-        ("deltanet", {"update.read": "before"}, set()),
-    ])
-    def test_known_ones(self, known: Reductions, name: str, overrides: dict[str, Any], wanted: set[Any]) -> None:
-        assert set(known.of(memkit.spec(name, overrides), "" if overrides else name)) == wanted
+
+class TestReductions:
+    @pytest.mark.parametrize(
+        "name, overrides, wanted",
+        [
+            ("gla", {}, {"linear_attention": {"gates.retain": 1}}),
+            ("gated_deltanet", {}, {"deltanet": {"gates.retain": 1}}),
+            ("titans_linear", {}, {"deltanet": {"gates.momentum": 0, "gates.retain": 1}}),
+            ("swla", {}, {"retnet": {"window.size": 1}, "linear_attention": {"window.size": 1, "gates.retain": 1}}),
+            ("deltanet", {"bias": "dot"}, {"linear_attention": {"gates.step_size": 1}}),
+            ("deltanet", {"update.grad_at": "decayed"}, {"deltanet": {}}),
+            ("linear_attention", {"bias": "huber"}, {}),
+            ("deltanet", {"update.read": "before"}, {}),
+        ],
+    )
+    def test_known_ones(self, known: Reductions, name: str, overrides: dict[str, Any], wanted: dict[str, Any]) -> None:
+        assert dict(known.of(memkit.spec(name, overrides), "" if overrides else name)) == wanted
 
 
 class TestMath:
@@ -124,28 +129,32 @@ class TestMath:
             root = ElementTree.fromstring(equations("\n".join(lines)).replace("&#160;", " "))
             assert len(root) == 2 * len(lines)
 
-    @pytest.mark.parametrize("ascii_text, wanted", [
-        ("W_{t-1}", "<msub><mi>W</mi><mrow><mi>t</mi>"),
-        ("||p||^2", "<msup>"),
-        ("sum_{i=t-7..t} x", "<munder><mo>\u2211</mo>"),
-        ("grad_W loss(p, v)", "<msub><mo>\u2207</mo>"),
-        ("step_size_t", "<msub><mi>step_size</mi>"),
-        ("a < b", "&lt;"),
-        ("NS5(S_t)", "<msub><mi>NS</mi><mrow><mn>5</mn>"),
-    ])
+    @pytest.mark.parametrize(
+        "ascii_text, wanted",
+        [
+            ("W_{t-1}", "<msub><mi>W</mi><mrow><mi>t</mi>"),
+            ("||p||^2", "<msup>"),
+            ("sum_{i=t-7..t} x", "<munder><mo>\u2211</mo>"),
+            ("grad_W loss(p, v)", "<msub><mo>\u2207</mo>"),
+            ("step_size_t", "<msub><mi>step_size</mi>"),
+            ("a < b", "&lt;"),
+            ("NS5(S_t)", "<msub><mi>NS</mi><mrow><mn>5</mn>"),
+        ],
+    )
     def test_pieces(self, ascii_text: str, wanted: str) -> None:
         assert wanted in math(ascii_text)
 
 
+@pytest.fixture(scope="module")
+def address(page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "explorer.html"
+    path.write_text(page, encoding="utf-8")
+    return path.as_uri()
+
+
 @pytest.mark.skipif(bool(BROWSER), reason=BROWSER)
 class TestPage:
-    @pytest.fixture(scope="class")
-    def address(self, page: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-        path = tmp_path_factory.mktemp("page") / "explorer.html"
-        path.write_text(page, encoding="utf-8")
-        return path.as_uri()
-
-    @pytest.fixture(params=[(1280, 900, False), (500, 844, True)], ids=["desktop", "narrow-dark"])
+    @pytest.fixture(params=[(1280, 900, False), (390, 844, True)], ids=["desktop", "phone-dark"])
     def browser(self, request: pytest.FixtureRequest, tmp_path: Path, address: str) -> Iterator[Browser]:
         width, height, dark = request.param
         with Browser(tmp_path / "profile", (width, height), dark) as browser:
@@ -161,8 +170,10 @@ class TestPage:
 
     def choose(self, browser: Browser, query: str, value: str) -> None:
         browser.run(
-            "const s = document.querySelector(arguments[0]); s.focus(); s.value = arguments[1]; s.dispatchEvent(new Event('change', {bubbles: true}))",
-            query, value,
+            "const s = document.querySelector(arguments[0]); s.focus(); s.value = arguments[1];"
+            "s.dispatchEvent(new Event('change', {bubbles: true}))",
+            query,
+            value,
         )
 
     def test_opens_draws_and_reacts(self, browser: Browser) -> None:
@@ -171,7 +182,7 @@ class TestPage:
         assert browser.run("return document.querySelector('#rule svg').getBoundingClientRect().height") > 200
         assert browser.run("return document.querySelectorAll('#equation math').length") > 6
         assert "plan: linear" in self.shown(browser, "#plan pre")
-        assert "linear_attention with retain = 1 and window.size = 1" in self.shown(browser, "#reduces")
+        assert "linear_attention given window.size=1, gates.retain=1" in self.shown(browser, "#reduces")
         assert "def " in self.shown(browser, "#source pre")
         self.choose(browser, "#knob-window-size", "1")
         assert "window: 1 instead of 8" in self.shown(browser, "#where")
@@ -184,12 +195,12 @@ class TestPage:
         assert "as shipped" in self.shown(browser, "#where")
 
     def test_refusal_is_shown(self, browser: Browser) -> None:
-        self.choose(browser, "#preset", "0")
-        self.choose(browser, "#knob-features", "exponential")
-        assert browser.run("return document.querySelector('#refused').hidden")
-        self.choose(browser, "#preset", "2")
-        refused = browser.run("return [...document.querySelectorAll('select option')].filter((o) => o.textContent.includes('refused')).length")
-        assert isinstance(refused, int)
+        browser.run("data.presets[state.preset].turns.features.relu = 'SpecError at features'; show()")
+        self.choose(browser, "#knob-features", "relu")
+        assert self.shown(browser, "#refused pre") == "SpecError at features"
+        assert browser.run("return ['equation', 'rule', 'plan', 'source'].every((id) => document.getElementById(id).hidden)")
+        browser.run("document.querySelector('#back').click()")
+        assert browser.run("return document.querySelector('#refused').hidden && !document.querySelector('#rule').hidden")
 
     def test_a_link_to_a_preset(self, browser: Browser) -> None:
         browser.run("document.querySelector('#reduces button').click()")

@@ -23,18 +23,30 @@ def run_gradients(name: str, overrides: dict[str, Any], tokens: int) -> tuple[to
     rule = memkit.reference(spec, key_dim=3, value_dim=3)
     gates = {n: torch.rand(1, tokens, 1, *shape, generator=generator, dtype=torch.float64) for n, shape in rule.gates.items()}
     zero = {"W": torch.zeros(1, 3, 3, dtype=torch.float64)}
-    wanted = torch.stack([
-        rule(q[:, : t + 1], k[:, : t + 1], v[:, : t + 1], {n: g[:, : t + 1] for n, g in gates.items()}, zero)[1].weights["W"][0, 0] for t in range(tokens)
-    ])
-    found = plots.coefficients(spec, {n: g[0, :, 0] for n, g in gates.items()})["C"]
+    wanted = torch.stack(
+        [
+            rule(q[:, : t + 1], k[:, : t + 1], v[:, : t + 1], {n: g[:, : t + 1] for n, g in gates.items()}, zero)[1].weights["W"][0, 0]
+            for t in range(tokens)
+        ]
+    )
+    found = plots.coefficients(spec, {n: g[0, :, 0] for n, g in gates.items()}, tokens=tokens)["C"]
     own = found[:, found.shape[1] - tokens :]
     return wanted, torch.einsum("ts,sv,sk->tvk", own, v[0, :, 0], k[0, :, 0])
 
 
-@pytest.mark.parametrize("name, overrides", [
-    ("retnet", {}), ("deltanet", {}), ("swla", {}), ("swla", {"window.size": 3, "optimizer": "momentum"}), ("titans_linear", {}), ("omeganet", {}),
-    ("titans_linear", {"window": {"size": 4, "gate": "learned"}}), ("linear_attention", {"window.size": 5}),
-])
+@pytest.mark.parametrize(
+    "name, overrides",
+    [
+        ("retnet", {}),
+        ("deltanet", {}),
+        ("swla", {}),
+        ("swla", {"window.size": 3, "optimizer": "momentum"}),
+        ("titans_linear", {}),
+        ("omeganet", {}),
+        ("titans_linear", {"window": {"size": 4, "gate": "learned"}}),
+        ("linear_attention", {"window.size": 5}),
+    ],
+)
 def test_coefficients_are_those_of_the_token_loop(name: str, overrides: dict[str, Any]) -> None:
     wanted, found = run_gradients(name, overrides, 9)
     torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,11 +12,12 @@ import pytest
 
 import memkit
 from memkit import drawing_dot, drawing_files
+from memkit.cli import main
 from memkit.compiler.cost import count, given
 from memkit.drawing import VIEWS, picture, visualize
 from memkit.drawing_model import Box, Picture
-from memkit.drawing_text import label_html, wrapped
 from memkit.drawing_text import count as shown
+from memkit.drawing_text import label_html, wrapped
 from memkit.specs.errors import KernelError, SpecError
 
 PURE = drawing_dot.program("svg") is not None
@@ -55,7 +55,7 @@ class TestRule:
     def test_every_open_gate_has_a_box_and_no_number_has(self) -> None:
         for name in memkit.presets():
             found = {box.removeprefix("gate_") for box in boxes(picture(name)) if box.startswith("gate_")}
-            wanted = set(memkit.compile(name, key_dim=4, value_dim=4).gates)
+            wanted = set(memkit.reference(name, key_dim=4, value_dim=4).gates)
             assert found == wanted, name
 
     def test_gates_act_where_their_name_stands(self) -> None:
@@ -174,7 +174,6 @@ class TestLayer:
         assert "K = 8, V = 8" in picture(layer, "plan").notes[0]
 
 
-
 @needs_renderer
 class TestFiles:
     @pytest.mark.parametrize("view", VIEWS)
@@ -230,7 +229,7 @@ class TestMistakes:
             memkit.visualize("atlas", "rul")
 
     def test_ending(self) -> None:
-        with pytest.raises(SpecError, match=r"\.svg, png, pdf, dot, html"):
+        with pytest.raises(SpecError, match=r"\.svg, \.png, \.pdf, \.dot, \.html"):
             drawing_files.format_of(Path("a.jpg"))
 
     def test_a_kind_of_another_package_is_drawn_with_its_own_words(self) -> None:
@@ -243,10 +242,18 @@ class TestMistakes:
         assert done.stdout.strip() == "True", done.stderr
 
 
-@pytest.mark.parametrize("text, wanted", [
-    ("W_{t-1}", "W<SUB>"), ("step_size_t G_t", "step_size<SUB>"), ("||p - v||^2", "&#178;"), ("a < b & c", "a &lt; b &amp; c"),
-    ("S_W1", "S<SUB>"), ("W_next", "W_next"), ("|p|^2.5", "^2.5"),
-])
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("W_{t-1}", "W<SUB>"),
+        ("step_size_t G_t", "step_size<SUB>"),
+        ("||p - v||^2", "&#178;"),
+        ("a < b & c", "a &lt; b &amp; c"),
+        ("S_W1", "S<SUB>"),
+        ("W_next", "W_next"),
+        ("|p|^2.5", "^2.5"),
+    ],
+)
 def test_label(text: str, wanted: str) -> None:
     assert wanted in label_html(text, 10)
 
@@ -258,6 +265,39 @@ def test_long_text_is_cut_and_says_so() -> None:
     assert all(len(line) <= 31 for line in lines)
 
 
-@pytest.mark.parametrize("number, wanted", [(12, "12 B"), (9999, "9,999 B"), (16640, "16.6 kB"), (2.5e6, "2.5 MB"), (3e9, "3 GB"), (2e12, "2 TB")])
+@pytest.mark.parametrize(
+    "number, wanted", [(12, "12 B"), (9999, "9,999 B"), (16640, "16.6 kB"), (2.5e6, "2.5 MB"), (3e9, "3 GB"), (2e12, "2 TB")]
+)
 def test_count(number: float, wanted: str) -> None:
     assert shown(number, "B") == wanted
+
+
+class TestCommand:
+    def run(self, *args: str) -> int:
+        with pytest.raises(SystemExit) as stop:
+            main(["graph", *args])
+        return int(stop.value.code or 0)
+
+    def test_dot_text_without_out(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run("deltanet", "--set", "window.size=3") == 0
+        assert "window of 3" in capsys.readouterr().out
+
+    @needs_renderer
+    @pytest.mark.parametrize("args, wanted", [(("--view", "layer"), "output projection"), (("--after", "lower"), "after lower")])
+    def test_files(self, args: tuple[str, ...], wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for kind in ("svg", "dot", "html"):
+            out = tmp_path / f"a.{kind}"
+            assert self.run("deltanet", *args, "-o", str(out)) == 0
+            assert wanted in out.read_text().replace("&#160;", " ").replace("&#45;", "-")
+            assert f"{out}: written" in capsys.readouterr().out
+
+    def test_mistakes_exit_with_2(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setattr(drawing_dot.shutil, "which", lambda *_, **__: None)
+        for args, words in (
+            (("deltanet", "-o", str(tmp_path / "a.pdf")), "apt install graphviz"),
+            (("deltanet", "-o", str(tmp_path / "a.bmp")), ".svg"),
+            (("deltanet", "--view", "plan", "--after", "no_such"), "a pass that ran"),
+            (("deltanet", "-o", str(tmp_path / "none" / "a.dot")), "a folder that exists"),
+        ):
+            assert self.run(*args) == 2, args
+            assert words in capsys.readouterr().err

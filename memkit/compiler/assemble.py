@@ -50,7 +50,7 @@ def call_{name}(*inputs):
 
 
 def apart(outputs, inputs):
-    """`outputs` with views in place of those that are an input itself, as a memory that never moves is: autograd takes no input as output."""
+    """`outputs`, those that are an input itself (a memory that never moves) as views of it: autograd takes no input as an output."""
     return tuple(x.view_as(x) if any(x is y for y in inputs) else x for x in outputs)
 
 

@@ -5,7 +5,9 @@ First step of the pipeline. Nothing here, or later, looks at what kind a compone
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,14 +137,33 @@ class _Tracer:
     ) -> None:
         self.rule, self.spec, self.weights, self.params, self.slots, self.sizes = rule, rule.spec, weights, params, slots, sizes
 
-    def _trace(self, what: str, fn, inputs: dict[str, tuple[str, ...]]) -> Graph:
+    def _trace(self, what: str, fn: Callable[..., Any], inputs: dict[str, tuple[str, ...]], *want: tuple[str, ...]) -> Graph:
+        """The graph of a formula, whose results must be tensors with the axes `want`."""
+        shapes: list[Any] = []
+
+        def watched(*tensors: Tensor) -> Any:
+            found = fn(*tensors)
+            shapes[:] = [tuple(r.shape) if isinstance(r, Tensor) else type(r).__name__ for r in _results(found)]
+            return found
+
+        kind, expected = getattr(self.spec, what.split(".")[0]).kind, [tuple(self.sizes[a] for a in axes) for axes in want]
         try:
-            graph = trace(fn, inputs, self.sizes)
+            graph = trace(watched, inputs, self.sizes)
         except Untraceable as error:
-            component = getattr(self.spec, what.split(".")[0])
-            raise SpecError(f"{what} of {component.kind!r}: {error}", "an equation made of plain tensor operations", "", what) from None
+            raise SpecError(f"{what} of {kind!r}: {error}", "an equation made of plain tensor operations", "", what) from None
+        except Exception as error:
+            if shapes in ([], expected):  # what the formula itself raised, or an operation that is traced wrongly
+                text = f"{what} of {kind!r}: {type(error).__name__}: {error}".split("\n")[0][:300]
+                raise SpecError(text, f"a formula of tensors {_sizes(inputs, self.sizes)}", "", what) from error
+        if shapes != expected:
+            got = f"{what} of {kind!r} returns {', '.join(map(_shape, shapes)) or 'nothing'}"
+            raise SpecError(got, f"{', '.join(map(_shape, expected))} for {_sizes(inputs, self.sizes)}", "", what)
         marked = ir.rebuild(graph, lambda node, args: node.replace(args=args, where=node.where or f"layer.{what}"))
-        return simplify(marked)
+        graph = simplify(marked)
+        for result, axes in zip(graph.results, want, strict=True):
+            if result.axes != axes and set(result.axes) == set(axes):
+                raise SpecError(f"{what} of {kind!r} returns its result transposed", f"axes {', '.join(axes)}", "", what)
+        return graph
 
     def _own(self, family: str) -> dict[str, tuple[str, ...]]:
         return {n: a for n, a in self.params.items() if n.startswith(family + ".")}
@@ -155,7 +176,7 @@ class _Tracer:
         if not self.rule.finite:
             return None
         inputs, names = self._with_params({"x": ("k",)}, "features")
-        graph = self._trace("features", lambda x, *p: self.spec.features(x, **dict(zip(names, p, strict=True))), inputs)
+        graph = self._trace("features", lambda x, *p: self.spec.features(x, **dict(zip(names, p, strict=True))), inputs, ("f",))
         return _renamed_result(graph, ("f",))
 
     def kernel(self) -> Graph | None:
@@ -163,7 +184,7 @@ class _Tracer:
             return None
         inputs, names = self._with_params({"a": ("k",), "b": ("k",)}, "features")
         call = self.spec.features.kernel  # type: ignore[attr-defined]
-        return self._trace("features.kernel", lambda a, b, *p: call(a, b, **dict(zip(names, p, strict=True))), inputs)
+        return self._trace("features.kernel", lambda a, b, *p: call(a, b, **dict(zip(names, p, strict=True))), inputs, ())
 
     def predict(self) -> Graph:
         inputs, names = self._with_params({**self.weights, "f": ("f",), "x": ("k",)}, "memory")
@@ -173,10 +194,10 @@ class _Tracer:
             weights = dict(zip(self.weights, t[:count], strict=True))
             return self.spec.memory.predict(weights, t[count], t[count + 1], **dict(zip(names, t[count + 2 :], strict=True)))
 
-        return _renamed_result(self._trace("memory", fn, inputs), ("v",))
+        return _renamed_result(self._trace("memory", fn, inputs, ("v",)), ("v",))
 
     def slope(self) -> Graph:
-        loss = self._trace("bias", self.spec.bias.loss, {"p": ("v",), "target": ("v",)})
+        loss = self._trace("bias", self.spec.bias.loss, {"p": ("v",), "target": ("v",)}, ())
         (gradient,) = vjp([loss.results[0]], [ir.const(1.0)], [loss.param("p")])
         zero = ir.expand(ir.const(0.0), loss.param("p"))
         return simplify(Graph(loss.params, (zero if gradient is None else gradient,), ("slope",)))
@@ -187,7 +208,7 @@ class _Tracer:
         if roles:
             (role, _) = next(iter(roles.values()))
             inputs["retain"] = ("f",) if role.axis == "feature" else ()
-        return self._trace("retention", self.spec.retention.retain, inputs)
+        return self._trace("retention", self.spec.retention.retain, inputs, self.weights[weight])
 
     def update(self, weight: str) -> Graph:
         axes, gates = self.weights[weight], tuple(self.spec.optimizer.roles())
@@ -195,11 +216,27 @@ class _Tracer:
 
         def fn(grad: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
             state = dict(zip(self.slots, rest[: len(self.slots)], strict=True))
-            move, after = self.spec.optimizer.update(grad, state, dict(zip(gates, rest[len(self.slots) :], strict=True)))
-            return (move, *(after[s] for s in self.slots))
+            found = self.spec.optimizer.update(grad, state, dict(zip(gates, rest[len(self.slots) :], strict=True)))
+            if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+                raise Untraceable("an update that returns something else than a pair", "(move, slots), slots a dict")
+            if set(found[1]) != set(self.slots):
+                raise Untraceable(f"an update that returns the slots {sorted(found[1])}", f"those that init makes: {sorted(self.slots)}")
+            return (found[0], *(found[1][s] for s in self.slots))
 
-        graph = self._trace("optimizer", fn, inputs)
+        graph = self._trace("optimizer", fn, inputs, axes, *(axes for _ in self.slots))
         return Graph(graph.params, tuple(_match_axes(r, axes) for r in graph.results), ("move", *self.slots))
+
+
+def _results(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def _shape(shape: tuple[int, ...] | str) -> str:
+    return shape if isinstance(shape, str) else f"a tensor {list(shape)}"
+
+
+def _sizes(inputs: Mapping[str, tuple[str, ...]], sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {[sizes[a] for a in axes]}" for name, axes in inputs.items())
 
 
 def _renamed_result(graph: Graph, axes: tuple[str, ...]) -> Graph:

@@ -6,9 +6,9 @@ As in `simplify`, 0 * x is 0, and a branch that a flag rules out counts nothing,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from .interpret import FUNCTION_MEANING
+from .identities import PAIRED, PAIRS, POINTWISE, opaque
 from .ir import Graph, GraphError, Node, Op
 from .terms import (
     Factor,
@@ -65,7 +65,7 @@ class Canonical:
         if node.op is Op.TENSOR:
             return self._tensor(node.attrs["values"], node.axes)
         if node.op is Op.POINTWISE:
-            return POINTWISE.get(node.attrs["fn"], _opaque(node.attrs["fn"]))(self, *args)
+            return POINTWISE.get(node.attrs["fn"], opaque(node.attrs["fn"]))(self, *args)
         if node.op is Op.EINSUM:
             size = {axis: n for a in node.args for axis, n in extents[a].items()}
             return self.summed(self.product(*args), [a for a in size if a not in node.axes], size)
@@ -109,7 +109,7 @@ class Canonical:
         for f, c in a.items():
             for g, d in b.items():
                 found.append(self.scale(self.tidy(multiplied(f, g)), c * d))
-        return self._collected(found)
+        return self.collected(found)
 
     def group(self, total: Sum) -> Sum:
         """The sum as one factor, times what all its terms share."""
@@ -118,10 +118,10 @@ class Canonical:
         if shared:
             self.rewrites.note("a b + a c = a (b + c)", self.where)
         rest = {tuple(_without(factors, shared)): c for factors, c in total.items()}
-        (factors, c), = self.call("group", [{canonical(f): c for f, c in rest.items()}]).items()
+        ((factors, c),) = self.call("group", [{canonical(f): c for f, c in rest.items()}]).items()
         return {canonical((*factors, *shared)): c}
 
-    def _collected(self, totals: Sequence[Sum]) -> Sum:
+    def collected(self, totals: Sequence[Sum]) -> Sum:
         return collect(item for total in totals for item in total.items())
 
     def summed(self, total: Sum, axes: Sequence[str], sizes: Mapping[str, int]) -> Sum:
@@ -134,7 +134,7 @@ class Canonical:
                     self.rewrites.note("sum_i x = n x", self.where)
                     c *= sizes[axis]
             terms.append(self.scale(self.tidy(bound(factors, [a for a in axes if a in own])), c))
-        return self._collected(terms)
+        return self.collected(terms)
 
     def tidy(self, factors: Factors) -> Sum:
         """A product in order, with the pairs of factors that make something simpler replaced."""
@@ -150,7 +150,7 @@ class Canonical:
 
     def _with(self, rest: Factors, found: Sum) -> Sum:
         """rest times a sum whose indices are those of `rest`."""
-        return self._collected([self.scale(self.tidy(_joined(rest, factors)), c) for factors, c in found.items()])
+        return self.collected([self.scale(self.tidy(_joined(rest, factors)), c) for factors, c in found.items()])
 
     def _pair(self, first: str, second: str, indices: tuple) -> Sum | None:
         a, b = self.table.symbols[first], self.table.symbols[second]
@@ -202,7 +202,7 @@ class Canonical:
         """(x, c) of a sum that is c fn(x)."""
         if len(total) != 1:
             return None
-        (factors, c), = total.items()
+        ((factors, c),) = total.items()
         if len(factors) != 1 or self.table.symbols[factors[0][0]].op != fn:
             return None
         inside = self._argument(self.table.symbols[factors[0][0]].args[0], factors[0][1])
@@ -284,127 +284,3 @@ def _extents(node: Node, args: Sequence[Mapping[str, int]], sizes: Mapping[str, 
 
 def _lengths(values: object) -> list[int]:
     return [len(values), *_lengths(values[0])] if isinstance(values, tuple) else []
-
-
-# pointwise functions
-
-
-def _opaque(fn: str) -> Callable[..., Sum]:
-    def rule(c: Canonical, *args: Sum) -> Sum:
-        values = [value_of(a) for a in args]
-        if all(v is not None for v in values):
-            import torch
-
-            return constant(float(FUNCTION_MEANING[fn](*(torch.tensor(v, dtype=torch.float64) for v in values))))
-        return c.call(fn, args)
-
-    return rule
-
-
-def _add(c: Canonical, a: Sum, b: Sum) -> Sum:
-    if not a or not b:
-        c.rewrites.note("x + 0 = x", c.where)
-    return c.add(a, b)
-
-
-def _power(c: Canonical, a: Sum, b: Sum) -> Sum:
-    exponent = value_of(b)
-    if exponent is None:
-        return c.call("pow", [a, b])
-    if value_of(a) is not None:
-        return _opaque("pow")(c, a, b)
-    if exponent in (0.0, 1.0):
-        c.rewrites.note("x^1 = x" if exponent else "x^0 = 1", c.where)
-        return a if exponent else constant(1.0)
-    if exponent == int(exponent) and 0 < exponent <= 8:
-        c.rewrites.note("x^n = x .. x", c.where)
-        found = a
-        for _ in range(int(exponent) - 1):
-            found = c.product(found, a)
-        return found
-    named = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
-    return _opaque(named[exponent])(c, a) if exponent in named else c.call("pow", [a, b])
-
-
-def _square(c: Canonical, a: Sum) -> Sum:
-    c.rewrites.note("square(x) = x x", c.where)
-    return c.product(a, a)
-
-
-def _div(c: Canonical, a: Sum, b: Sum) -> Sum:
-    value = value_of(b)
-    return c.scale(a, 1 / value) if value else c.product(a, _opaque("reciprocal")(c, b))
-
-
-def _where(c: Canonical, flag: Sum, a: Sum, b: Sum) -> Sum:
-    c.rewrites.note("where(f, a, b) = f a + (1 - f) b", c.where)
-    return c.add(c.product(flag, a), b, c.scale(c.product(flag, b), -1.0))
-
-
-def _not(c: Canonical, flag: Sum) -> Sum:
-    return c.add(constant(1.0), c.scale(flag, -1.0))
-
-
-def _difference(c: Canonical, a: Sum, b: Sum) -> Sum:
-    return c._collected([a, c.scale(b, -1.0)])
-
-
-def _equal(c: Canonical, a: Sum, b: Sum) -> Sum:
-    value = value_of(_difference(c, a, b))
-    return c.call("zero", [_difference(c, a, b)]) if value is None else constant(float(value == 0))
-
-
-POINTWISE: Mapping[str, Callable[..., Sum]] = {
-    "add": _add,
-    "sub": lambda c, a, b: _add(c, a, c.scale(b, -1.0)),
-    "neg": lambda c, a: c.scale(a, -1.0),
-    "mul": lambda c, a, b: c.product(a, b),
-    "div": _div,
-    "pow": _power,
-    "square": _square,
-    "where": _where,
-    "gt": lambda c, a, b: c.flag(_difference(c, a, b)),
-    "lt": lambda c, a, b: c.flag(_difference(c, b, a)),
-    "ge": lambda c, a, b: _not(c, c.flag(_difference(c, b, a))),
-    "le": lambda c, a, b: _not(c, c.flag(_difference(c, a, b))),
-    "eq": _equal,
-    "silu": lambda c, a: c.product(a, _opaque("sigmoid")(c, a)),
-    "silu_slope": lambda c, a: _silu_slope(c, a, _opaque("sigmoid")(c, a)),
-}
-
-
-def _silu_slope(c: Canonical, x: Sum, gate: Sum) -> Sum:
-    return c.product(gate, c.add(constant(1.0), c.product(x, _not(c, gate))))
-
-
-# pairs of functions of one argument whose product is simpler: (name, the product from the argument and both factors)
-
-PairRule = Callable[[Canonical, Sum, Factor, Factor], Sum]
-
-
-def _one(factor: Factor) -> Sum:
-    return {(factor,): 1.0}
-
-
-def _square_of(c: Canonical, x: Sum, a: Factor, b: Factor) -> Sum:
-    """x x, the two with summed indices of their own."""
-    other = {tuple((s, tuple((*i, "2") if isinstance(i, tuple) else i for i in n)) for s, n in f): k for f, k in x.items()}
-    return {(*f, *g): k * m for f, k in x.items() for g, m in other.items()}  # type: ignore[misc]
-
-
-def _not_zero(c: Canonical, x: Sum, a: Factor, b: Factor) -> Sum:
-    (number,) = c.table.symbols[a[0]].args
-    return {(): 1.0, ((c.table.symbol(Symbol("zero", None, (number,))), a[1]),): -1.0}
-
-
-PAIRS: Mapping[tuple[str, str], tuple[str, PairRule]] = {
-    ("abs", "abs"): ("|x| |x| = x x", _square_of),
-    ("sign", "abs"): ("sign(x) |x| = x", lambda c, x, a, b: x),
-    ("sign", "sign"): ("sign(x) sign(x) = 1 - (x = 0)", _not_zero),
-    ("zero", "abs"): ("(x = 0) |x| = 0", lambda c, x, a, b: {}),
-    ("zero", "sign"): ("(x = 0) sign(x) = 0", lambda c, x, a, b: {}),
-    ("positive", "zero"): ("(x > 0) (x = 0) = 0", lambda c, x, a, b: {}),
-    ("positive", "positive"): ("f f = f, f a flag", lambda c, x, a, b: _one(a)),
-    ("zero", "zero"): ("f f = f, f a flag", lambda c, x, a, b: _one(a)),
-}
-PAIRED = frozenset(first for first, _ in PAIRS)

@@ -98,17 +98,40 @@ class Kernels:
         return (next(iter(self.written.values()), None) or self.module(False)).functions[name]
 
     def call(self, name: str) -> Callable[..., Sequence[Tensor]]:
-        """The function `name` on tensors with batch and head axes."""
+        """The function `name` on tensors with batch and head axes. All that can be known now is, so that a traced call is one node."""
+        function, op, key = self.function(name), operation(), self.key
+        axes = [_outer(p.axes) for p in function.layout.graph.params]
+        tokens = [p.attrs["name"] in TOKENS for p in function.layout.graph.params]
+        results, saving = function.results, f"{name}_saving"
 
         def run(*inputs: Tensor) -> Sequence[Tensor]:
-            function = self.function(name)
             needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-            found = operation()(
-                sequences(function, inputs), self.key, f"{name}_saving" if needed else name, list(_sizes(function, inputs))
-            )
-            return found[: function.results]
+            given, sizes = one_type(tokens, inputs), sizes_of(axes, inputs)
+            return op(given, key, saving if needed else name, sizes)[:results]
 
         return run
+
+
+def _outer(axes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(a for axis in axes for a in (("b", "h") if axis == "g" else (axis,)))
+
+
+def one_type(tokens: Sequence[bool], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs with all sequences in one type, wide enough for each."""
+    kinds = [x.dtype for x, is_sequence in zip(inputs, tokens, strict=True) if is_sequence]
+    wide = kinds[0]
+    for kind in kinds[1:]:
+        wide = torch.promote_types(wide, kind)
+    return [x.to(wide) if is_sequence else x for x, is_sequence in zip(inputs, tokens, strict=True)]
+
+
+def sizes_of(axes: Sequence[Sequence[str]], inputs: Sequence[Tensor]) -> list[int]:
+    """N, B, H, LT."""
+    found = {"n": 1, "t": 1}
+    for own, x in zip(axes, inputs, strict=True):
+        for axis, length in zip(own, x.shape, strict=True):
+            found[axis] = length
+    return [found["n"], found["b"], found["h"], found["t"]]
 
 
 _KNOWN: dict[str, Kernels] = {}
@@ -121,25 +144,6 @@ def register(kernels: Kernels) -> Kernels:
 
 def names_of(function: Function) -> list[str]:
     return [p.attrs["name"] for p in function.layout.graph.params]
-
-
-def sequences(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs with all sequences in one type."""
-    names = names_of(function)
-    tokens = [x for n, x in zip(names, inputs, strict=True) if n in TOKENS]
-    wide = tokens[0].dtype
-    for x in tokens[1:]:
-        wide = torch.promote_types(wide, x.dtype)
-    return [x.to(wide) if n in TOKENS else x for n, x in zip(names, inputs, strict=True)]
-
-
-def _sizes(function: Function, inputs: Sequence[Tensor]) -> tuple[int, int, int, int]:
-    """(N, B, H, LT)."""
-    found = {"n": 1, "t": 1}
-    for param, x in zip(function.layout.graph.params, inputs, strict=True):
-        axes = [a for axis in param.axes for a in (("b", "h") if axis == "g" else (axis,))]
-        found |= dict(zip(axes, x.shape, strict=True))
-    return found["n"], found["b"], found["h"], found["t"]
 
 
 # ---- the operation

@@ -69,18 +69,13 @@ class _Builder:
     def build(self, forms: Mapping[str, Sum]) -> networkx.DiGraph:
         for label, total in forms.items():
             names = sorted({i for factors in total for _, indices in factors for i in indices if isinstance(i, str)})
-            free: dict[Index, int] = {}
-            if not label.startswith("next."):
-                free = {name: self.vertex("free", name) for name in names}
-                self.vertex("result", label, to=(self.sum(list(total.items()), free),))
-                continue
-            own = self.input(label.removeprefix("next."))
-            axes = self.axes.get(label.removeprefix("next."), ())
-            free = {name: self.vertex("free", axes.index(name) if name in axes else name) for name in names}
-            self.vertex("next", to=(self.sum(list(total.items()), free), own))
+            free: dict[Index, int] = {name: self.vertex("free", name) for name in names}
+            form = self.sum(list(total.items()), free)
+            if label.startswith("next."):
+                self.vertex("next", to=(form, self.input(label.removeprefix("next."))))
+            else:
+                self.vertex("result", label, to=(form,))
         return self.graph
-
-    axes: Mapping[str, tuple[str, ...]] = {}
 
     def input(self, name: str) -> int:
         if name not in self.inputs:
@@ -114,7 +109,8 @@ class _Builder:
             total, formals = self.definition(n)
             ties = []
             for formal, vertex in zip(self.table.definitions[n].formals, formals, strict=True):
-                ties.append(self.vertex("over" if formal in symbol.gone else "tie", to=(vertex,) if formal in symbol.gone else (vertex, index[next(rest)])))
+                over = formal in symbol.gone
+                ties.append(self.vertex("over" if over else "tie", to=(vertex,) if over else (vertex, index[next(rest)])))
             parts.append(self.vertex("argument", place, to=(total, *ties)))
         return self.vertex("call", symbol.op, to=tuple(parts))
 
@@ -128,7 +124,7 @@ class _Builder:
 
 
 def isomorphic(a: networkx.DiGraph, b: networkx.DiGraph) -> bool:
-    """Whether the graphs are the same up to the numbers of their vertices. Colours are refined first, so that the search has few choices."""
+    """Whether the graphs are the same up to the numbers of their vertices. Colours are refined first, which leaves few choices."""
     import networkx
 
     if (len(a), a.size()) != (len(b), b.size()):

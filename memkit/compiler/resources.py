@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,13 @@ class Resources:
         return self.spill <= SPILL[self.target] and self.shared <= SHARED[self.target]
 
 
-def measure(module: KernelModule, functions: tuple[str, ...], target: str, dtype: str = "bf16", widths: Mapping[str, int] | None = None) -> list[Resources]:
-    """The resources of every kernel of these functions on "sm_80", "sm_90" or "gfx942"."""
+def measure(module: KernelModule, functions: Sequence[str], target: str, dtype: str = "bf16", only: str = "") -> list[Resources]:
+    """The resources of every kernel of these functions on "sm_80", "sm_90" or "gfx942"; `only`: of the kernel with this name."""
     names = compile_source(module.source, f"<resources {hash(module.source)}>")
     found = []
     for name in functions:
         function = module.functions[name]
-        found += [_measured(names[s.name], s, function, target, dtype) for s in function.sources]
+        found += [_measured(names[s.name], s, function, target, dtype) for s in function.sources if only in ('', s.name)]
     return found
 
 

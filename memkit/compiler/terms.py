@@ -103,7 +103,7 @@ def bound_count(factors: Factors) -> int:
     return 1 + max((i for _, indices in factors for i in indices if isinstance(i, int)), default=-1)
 
 
-def substituted(factors: Iterable[Factor], names: Mapping[Index, Index]) -> Factors:
+def substituted(factors: Iterable[Factor], names: Mapping[Any, Index]) -> Factors:
     return tuple((symbol, tuple(names.get(i, i) for i in indices)) for symbol, indices in factors)
 
 
@@ -178,7 +178,7 @@ def _rankings(colours: Mapping[Any, int]) -> Iterator[dict[Any, int]]:
 
 
 def _numbered(factors: Sequence[Factor], rank: Mapping[int, int]) -> Factors:
-    first = sorted(substituted(factors, dict(rank)), key=lambda f: (f[0], [str(i) for i in f[1]]))
+    first = sorted(substituted(factors, rank), key=lambda f: (f[0], [str(i) for i in f[1]]))
     names: dict[Index, Index] = {}
     for _, indices in first:
         for i in indices:
@@ -238,4 +238,6 @@ class Rewrites:
         self.counts[rule, where] += 1
 
     def lines(self) -> list[str]:
-        return [f"{rule}{f'   at {where}' if where else ''}{f'   ({n} times)' if n > 1 else ''}" for (rule, where), n in self.counts.items()]
+        return [
+            f"{rule}{f'   at {where}' if where else ''}{f'   ({n} times)' if n > 1 else ''}" for (rule, where), n in self.counts.items()
+        ]

@@ -109,6 +109,12 @@ class _Token:
             env["retain"] = self.gate("retain", graph.param("retain").axes)
         return ir.inline(graph, env)[0]
 
+    def axes_of(self, label: str) -> tuple[str, ...]:
+        """The axes of a result, in the order that says which is which."""
+        if label.startswith("next."):
+            return self.inputs[label.removeprefix("next.")].axes
+        return {"y": ("v",), "phi": ("f",)}.get(label, ())
+
     def build(self) -> TokenGraph:
         eq = self.eq
         size = eq.rule.spec.update.chunk_size if eq.grad_at == "chunk" else 1
@@ -127,8 +133,14 @@ class _Token:
         results["y"] = self.predict(self.weights if eq.read_before else after, query, "q")
         results |= self.about_features()
         names = {f"weight{i}": n for i, n in enumerate(self.weights, 1)}
-        graph = Graph(tuple(self.inputs.values()), tuple(results.values()), tuple(results))
+        placed = {label: _by_place(x, self.axes_of(label)) for label, x in results.items()}
+        graph = Graph(tuple(self.inputs.values()), tuple(placed.values()), tuple(placed))
         return TokenGraph(graph, size if size > 1 else 0, names, self.sizes)
+
+
+def _by_place(node: Node, axes: Sequence[str]) -> Node:
+    """`node` with its axes called by their place, so that no name of an axis is part of what is compared."""
+    return ir.rename(node, {axis: f"axis{i}" for i, axis in enumerate(axes)})
 
 
 def _bare(node: Node) -> Node:

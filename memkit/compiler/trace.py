@@ -43,7 +43,7 @@ def trace(
     watcher = Watcher(Axes({*sizes, *(a for p in params for a in p.axes)}))
     for node, value in zip(params, first, strict=True):
         watcher.know(value, Value(node, node.axes, tuple(value.shape)))
-    with torch.no_grad(), watcher:
+    with torch.enable_grad(), watcher:
         found = fn(*first)
     results = tuple(watcher.result(r) for r in _flat(found))
     graph = simplify(Graph(tuple(params), results, tuple(labels)))
@@ -101,6 +101,8 @@ class Watcher(TorchDispatchMode):
             self.know(tensor, None)
             if id(tensor) in self.opaque:
                 raise Untraceable(f"the second result of {self.opaque[id(tensor)]}", "its first result alone")
+        if not torch.is_grad_enabled():
+            raise Untraceable("no_grad, or an autograd.Function", "equations that are differentiated as written")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Untraceable(name, "no random numbers")
         if not any(id(a) in self.values for a in flat):

@@ -53,20 +53,25 @@ class TritonRule(CompiledRule):
     def __init__(self, base: CompiledRule, pinned: bool) -> None:
         self.__dict__.update(base.__dict__)
         self.pinned, self.why_not = pinned, refusal(self.compiled)
-        self.kernels: Kernels | None = None
         self.backend = ""
+        self.ready: dict[bool, tuple[Any, ...]] = {}  # by whether products are in float32: run, RULE, forward, resume
         if pinned and self.why_not:
             raise KernelError(f"backend: triton, but {self.why_not}", "a plan with kernels: " + ", ".join(PLANS), "backend: torch", "backend")
-        if pinned:
-            self.source = self._kernels().module(False).source
+        if pinned or self.obstacle() is None:
+            self._prepare()
 
-    def _kernels(self) -> Kernels:
-        if self.kernels is None:
-            self.kernels = kernels_of(self.compiled, self.spec.name)
-        return self.kernels
+    def _prepare(self) -> None:
+        """Write the kernels, and load them if they can run: then a call under torch.compile finds everything made."""
+        kernels = kernels_of(self.compiled, self.spec.name)
+        self.source = kernels.module(False).source
+        if launch.obstacle() is None:
+            for single in (False, True):
+                names = kernels.names(single)
+                calls = [kernels.call(n) if n in names else None for n in ("chunks", "resume")]
+                self.ready[single] = names["run_views"], names["RULE"], *calls
 
-    def obstacle(self, x: Tensor) -> str | None:
-        """Why kernels do not run on x, or None."""
+    def obstacle(self, x: Tensor | None = None) -> str | None:
+        """Why kernels do not run on x, or on any device here, or None."""
         return self.why_not or launch.obstacle(x)
 
     def sequence(self, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -85,16 +90,15 @@ class TritonRule(CompiledRule):
         if self.spec.window.size > 1 and "window_gate" in self.constants:
             shape = (*v.shape[:3], self.spec.window.size)
             gates = {**gates, "window_gate": torch.full((), self.constants["window_gate"], device=v.device).expand(shape)}
-        kernels = self._kernels()
-        names = kernels.names(v.dtype in (torch.float32, torch.float64))
-        forward, resume = (kernels.call(n) if n in names else None for n in ("chunks", "resume"))
-        y, after = names["run_views"](forward, resume, names["RULE"], q, k, v, gates, params, state._asdict())
+        run, rule, forward, resume = self.ready[v.dtype in (torch.float32, torch.float64)]
+        y, after = run(forward, resume, rule, q, k, v, gates, params, state._asdict())
         return y, MemoryState(**{**after, "span": None})
 
     def explain(self) -> str:
-        """The same as a compiled rule's, and which backend ran last and why."""
-        chosen = "triton, pinned" if self.pinned else self.backend or (f"torch: {self.why_not or launch.obstacle() or ''}".removesuffix(": ") if self.why_not or launch.obstacle() else "triton on CUDA or ROCm tensors")
-        return f"{super().explain()}\nbackend: {chosen}"
+        """The same as a compiled rule's, and the backend: what ran last and why, or what would run."""
+        why = self.obstacle()
+        chosen = self.backend or ("triton" if why is None else f"torch: {why}")
+        return f"{super().explain()}\nbackend: {'triton, pinned' if self.pinned else chosen}"
 
 
 def with_kernels(base: CompiledRule, backend: str) -> Any:

@@ -42,12 +42,25 @@ class Builder:
             for spec, turned in zip(specs, around, strict=True):
                 base = self.config(spec, spec.name)
                 step()
-                found.append({
-                    "name": spec.name, "source": spec.source, "settings": settings(spec), "config": base, "turns": self._turns(turned, step),
-                })
+                found.append(
+                    {
+                        "name": spec.name,
+                        "source": spec.source,
+                        "settings": settings(spec),
+                        "config": base,
+                        "turns": self._turns(turned, step),
+                    }
+                )
         knobs = [[path, label] for path, (label, _) in FIELDS.items()]
-        return {"version": __version__, "width": WIDTH, "knobs": knobs, "presets": found, "configs": self.configs, "texts": self.packed,
-                "lines": list(self.lines)}
+        return {
+            "version": __version__,
+            "width": WIDTH,
+            "knobs": knobs,
+            "presets": found,
+            "configs": self.configs,
+            "texts": self.packed,
+            "lines": list(self.lines),
+        }
 
     def _turns(self, turned: list[Turn], step: Any) -> dict[str, dict[str, int | str]]:
         found: dict[str, dict[str, int | str]] = {}
@@ -75,7 +88,7 @@ class Builder:
             rule = compile_rule(spec, WIDTH, WIDTH)
         except MemkitError as error:
             return {**made, "error": str(error)}
-        reduced = [[name, list(knobs)] for name, knobs in self.reductions.of(spec, own)]
+        reduced = [[name, [f"{path}={value}" for path, value in given.items()]] for name, given in self.reductions.of(spec, own)]
         return {**made, "plan": self.text(rule.explain()), "source": self.text(rule.source), "reduces": reduced}
 
     def text(self, text: str) -> int:

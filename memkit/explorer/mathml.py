@@ -35,7 +35,7 @@ def _terms(text: str) -> list[str]:
     terms, depth = [""], 0
     for word in text.split(" "):
         last = terms[-1]
-        joined = depth > 0 or last == "" or last.rpartition(" ")[2] in ("=", "+", "-", "*")
+        joined = depth > 0 or last == "" or last.rpartition(" ")[2] in ("=", "+", "-", "*", "grad_W")
         terms = [*terms[:-1], f"{last} {word}".strip()] if joined else [*terms, word]
         depth += sum(word.count(c) for c in "({") - sum(word.count(c) for c in ")}")
     return terms
@@ -62,7 +62,8 @@ def _atom(match: re.Match[str], text: str) -> str:
         return f"<mn>{match['number']}</mn>"
     if match["sign"]:
         sign = SIGNS.get(match["sign"], match["sign"])
-        return f'<mo stretchy="false">{html.escape(sign)}</mo>'
+        form = ' form="infix"' if match["sign"] in "+-" and text[match.end() : match.end() + 1] == " " else ""
+        return f'<mo stretchy="false"{form}>{html.escape(sign)}</mo>'
     name, low = match["name"], match["low"] or match["digits"]
     if len(name) > 2 and not low and name not in NAMES and text[match.end() : match.end() + 1] != "(":
         return f"<mtext>&#160;{html.escape(name)}&#160;</mtext>"

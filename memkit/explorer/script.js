@@ -57,13 +57,15 @@ function reductions(config, preset) {
     link.type = "button";
     link.textContent = name;
     link.addEventListener("click", () => go(index, "", ""));
-    item.append(link, knobs.length ? " with " + knobs.join(" and ") : " as it is");
+    const given = document.createElement("code");
+    given.textContent = knobs.join(", ");
+    item.append(link, knobs.length ? " given " : " as it is", given);
     list.append(item);
   }
   const note = document.createElement("p");
   note.textContent = config.reduces.length
-    ? "The same equations in normal form, proved by isomorphism of one-token graphs:"
-    : "To no other preset shown here with momentum 0, retain 1, step size 1 or window 1.";
+    ? "Proved, for every input and every length (memkit equiv A B --given ..):"
+    : "To no other preset shown here, with the window, momentum, retention or step size switched off.";
   body.replaceChildren(note, list);
 }
 

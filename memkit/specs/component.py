@@ -6,6 +6,8 @@ frozen pydantic models whose fields are the YAML fields; the equation is a metho
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +17,15 @@ from pydantic_core import core_schema
 from .errors import SpecError, near
 
 FAMILIES: dict[str, type[Component]] = {}  # family name -> root, in order of definition
+
+
+KIND = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+
+def _written_anew(cls: type, known: type) -> bool:
+    """Whether a class is `known` once more: run again in a notebook, reloaded, or a script's own file imported."""
+    files = {getattr(sys.modules.get(c.__module__), "__file__", None) for c in (cls, known)}
+    return cls.__qualname__ == known.__qualname__ and (cls.__module__ == known.__module__ or (len(files) == 1 and None not in files))
 
 
 class Component(BaseModel):
@@ -41,8 +52,10 @@ class Component(BaseModel):
             cls.members = {}
             FAMILIES[cls.family] = cls
         elif "kind" in cls.__dict__:
+            if not isinstance(cls.kind, str) or not KIND.fullmatch(cls.kind):
+                raise SpecError(f"kind = {cls.kind!r} in {cls.__qualname__}", "a word of letters, digits and _, as YAML keys are", "", "kind")
             known = cls.members.get(cls.kind)
-            if known is not None and known.__qualname__ != cls.__qualname__:
+            if known is not None and not _written_anew(cls, known):
                 raise SpecError(
                     f"a second {cls.family} called {cls.kind!r} ({cls.__module__}.{cls.__qualname__})",
                     f"a name not yet taken by {known.__module__}.{known.__qualname__}",

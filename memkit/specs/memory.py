@@ -135,8 +135,8 @@ class Chain(MemoryNet):
             (key, arg) = next(iter(step.items()))
             if key not in STEPS:
                 raise SpecError(f"{key!r}", "linear, activation, norm or skip", near(key, STEPS), where)
-            known = {"activation": ACTIVATIONS, "norm": NORMS}.get(key)
-            if known is not None and (not isinstance(arg, str) or arg not in known):
+            known = {"activation": list(ACTIVATIONS), "norm": list(NORMS)}.get(key)
+            if known is not None and arg not in known:
                 raise SpecError(f"{key}: {arg!r}", ", ".join(known), near(arg, known), where)
             number = isinstance(arg, int | float) and not isinstance(arg, bool)
             if key == "linear" and not (number and 0 < arg <= 64):

@@ -95,7 +95,7 @@ class ReferenceRule(Rule):
 
     def _retain(self, W: Tree, now: Tree) -> Tree:
         if "retain" not in now:
-            return {n: self.spec.retention.retain(w) for n, w in W.items()}
+            return {n: vmap(vmap(self.spec.retention.retain))(w) for n, w in W.items()}
         return {n: _per_head(self.spec.retention.retain)(w, now["retain"]) for n, w in W.items()}
 
     def _step(self, G: Tree, S: Tree, now: Tree) -> tuple[Tree, Tree]:

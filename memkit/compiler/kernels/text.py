@@ -39,7 +39,7 @@ def kernel_source(layout: Layout, kernel: Kernel, name: str, config: Config, tab
 
 class KernelText(Tiles):
     def __init__(self, layout: Layout, kernel: Kernel, config: Config, tables: dict[tuple, str]) -> None:
-        taken = {*layout.names, *(f"{name}_{a}" for name in layout.names for a in "nbhtsk")}
+        taken = {*layout.names, *tables.values(), *(f"{name}_{a}" for name in layout.names for a in "nbhtsk")}
         super().__init__(config, layout.tokens, Writer(taken, depth=2))
         self.layout, self.kernel, self.tables = layout, kernel, tables
         self.placed, self.roots, self.length = dict(layout.placed), set(layout.roots), dict(layout.length)  # type: ignore[assignment]
@@ -92,6 +92,8 @@ class KernelText(Tiles):
         if self.kernel.kind == EVERY:
             lines.append("        n = (item + zero64) // G")
         lines += ["        b, h = g // heads, g % heads"]
+        if self.scratch:
+            lines.append("        mine += nought & item")
         return "\n".join(lines) + "\n"
 
     def private(self, node: Node, more: dict[str, int] | None = None) -> Buffer:
@@ -184,9 +186,11 @@ class KernelText(Tiles):
         step = self.w.name(f"{axis}_step")
         self.w.line(f"# {'backwards ' if scan.attrs['reverse'] else ''}along {axis}: {', '.join(p.attrs['name'] for p in body.params[:k])}")
         with self.w.block(f"for {step} in range(0, {count}):"):
-            here = Index(self.w.let(axis, f"{count} - 1 - {step} + {zero}" if scan.attrs["reverse"] else f"{step} + {zero}"))
-            slot = self.w.let("slot", f"{step} + {zero}" if save else f"{step} % 2 + {zero}")
-            following = self.w.let("slot_after", f"{step} + 1 + {zero}" if save else f"({step} + 1) % 2 + {zero}")
+            nil = self.w.let("nil", f"(nought & {step}) + {zero}")  # a 0 of this iteration: addresses are computed anew in each, not carried
+            here = Index(self.w.let(axis, f"{count} - 1 - {step} + {nil}" if scan.attrs["reverse"] else f"{step} + {nil}"))
+            slot = self.w.let("slot", f"{step} + {nil}" if save else f"{step} % 2 + {nil}")
+            following = self.w.let("slot_after", f"{step} + 1 + {nil}" if save else f"({step} + 1) % 2 + {nil}")
+            self.w.line(f"g, b, h{', mine' if self.scratch else ''} = g + {nil}, b + {nil}, h + {nil}{f', mine + {nil}' if self.scratch else ''}")
             for param, outer in zip(body.params[k:], scan.args[k:], strict=True):
                 self.alias[param] = outer, {axis: here} if param in body.params[k : k + m] else {}
             for param, result, buffer in zip(body.params, body.results, carried, strict=False):
