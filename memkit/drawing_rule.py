@@ -158,7 +158,7 @@ def _gates(picture: Picture, spec: LayerSpec) -> None:
             continue
         what = gate.term(name).strip() or name
         head = {"window_gate": "gradient", "retain": "retain"}.get(name) or _acts(spec, what)
-        shown = f"{name}_{{t,i}}" if name == "window_gate" and what.endswith("_t") else what
+        shown = f"{name}_{{t,i}}" if name == "window_gate" and spec.window.size > 1 and what.endswith("_t") else what
         picture.box(f"gate_{name}", shown, gate.equation(), kind="outer")
         picture.arrow(f"gate_{name}", head)
 

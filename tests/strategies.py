@@ -1,128 +1,23 @@
-"""Hypothesis strategies: whole layer specs at small sizes, and a run of each (widths, batch, length, the state it starts from)."""
+"""The library's own drawn specs, run on the inputs that these tests draw."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from hypothesis import strategies as st
 
-from memkit.specs.layer import LayerSpec
-from tests.cases import Inputs, draw, spec_of
-
-FORMULAS = (
-    "log(cosh(r))", "0.5*r^2", "sqrt(1 + r^2) - 1", "r^2/2 + r^4/12", "r*atan(r)", "2*tanh(r/2)^2",
-    "softplus(r) - r/2", "1 - cos(r)", "3*r",
-)
-ACTIVATIONS = ("gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tanh")
-NORM_WIDTH = 3  # a norm over fewer entries is a step function of its input, and no two ways of computing it agree
+from memkit.strategies import Run, runs
+from tests.cases import Inputs, draw
 
 
-class Case(NamedTuple):
-    """A spec and what it is run on: `prefix` tokens make the state that `tokens` more start from; `tile` tokens a tile where it is free."""
+class Case(Run):
+    """A drawn run whose inputs are those of `tests.cases.draw`."""
 
-    spec: LayerSpec
-    key_dim: int
-    value_dim: int
-    batch: int
-    heads: int
-    tokens: int
-    prefix: int
-    tile: int
-    seed: int
-
-    def inputs(self, rule: Any) -> Inputs:
+    def inputs(self, rule: Any = None) -> Inputs:  # type: ignore[override]
         """Random inputs of all prefix + tokens tokens."""
-        return draw(rule, B=self.batch, T=self.prefix + self.tokens, H=self.heads, seed=self.seed)
+        return draw(rule or self.rule(), B=self.batch, T=self.prefix + self.tokens, H=self.heads, seed=self.seed)
 
 
-def gates(number: float = 0.5) -> st.SearchStrategy[Any]:
-    """A gate, mostly given with the input."""
-    return st.sampled_from(("input", "input", "input", "learned", number))
-
-
-def finite_features() -> st.SearchStrategy[Any]:
-    polynomial = st.fixed_dictionaries(
-        {"kind": st.just("polynomial"), "degree": st.integers(1, 3), "coefficients": st.sampled_from(("learned", "taylor"))}
-    )
-    elementwise = st.fixed_dictionaries({"kind": st.just("elementwise"), "degree": st.integers(1, 3)})
-    return st.one_of(st.just("identity"), polynomial, elementwise, st.sampled_from(("elu1", "relu")))
-
-
-@st.composite
-def chain_steps(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Steps of a chain: 1 to 3 linear steps with activations, norms and skips between; the last width is V."""
-    steps: list[dict[str, Any]] = []
-    widths = [None]  # expansions; None is the width of the features
-    count = draw(st.integers(1, 3))
-    for i in range(count):
-        expansion = 1 if i == count - 1 else draw(st.sampled_from((1, 2)))
-        steps.append({"linear": expansion})
-        widths.append(expansion)  # type: ignore[arg-type]
-        for _ in range(draw(st.integers(0, 2))):
-            step = draw(st.sampled_from(("activation", "norm", "skip")))
-            if step == "skip":
-                back = [n for n in range(1, len(steps) + 1) if widths[-1 - n] == widths[-1]]
-                if not back:
-                    continue
-                steps.append({"skip": draw(st.sampled_from(back))})
-            else:
-                steps.append({step: draw(st.sampled_from(ACTIVATIONS if step == "activation" else ("layer", "rms")))})
-            widths.append(widths[-1])
-    return steps
-
-
-@st.composite
-def memories(draw: st.DrawFn) -> dict[str, Any]:
-    net: dict[str, Any] = {"kind": draw(st.sampled_from(("linear", "linear", "mlp", "gated_mlp", "chain")))}
-    if net["kind"] == "mlp":
-        net |= {"depth": draw(st.integers(1, 3)), "expansion": draw(st.sampled_from((1, 2)))}
-        net |= {"activation": draw(st.sampled_from(ACTIVATIONS))}
-    elif net["kind"] == "gated_mlp":
-        net |= {"expansion": draw(st.sampled_from((1, 2))), "activation": draw(st.sampled_from(ACTIVATIONS))}
-    elif net["kind"] == "chain":
-        net |= {"steps": draw(chain_steps())}
-    net |= {"residual": draw(st.booleans()), "norm": draw(st.sampled_from(("none", "none", "layer")))}
-    return net
-
-
-def biases() -> st.SearchStrategy[Any]:
-    return st.one_of(
-        st.sampled_from(("dot", "l2")),
-        st.fixed_dictionaries({"kind": st.just("lq"), "q": st.sampled_from((2, 2.5, 3, 4))}),
-        st.fixed_dictionaries({"kind": st.just("huber"), "delta": st.sampled_from((0.3, 1.0))}),
-        st.fixed_dictionaries({"kind": st.just("expression"), "formula": st.sampled_from(FORMULAS)}),
-    )
-
-
-def optimizers(linear: bool) -> st.SearchStrategy[Any]:
-    gd = st.fixed_dictionaries({"kind": st.just("gd"), "step_size": gates(0.1)})
-    momentum = st.fixed_dictionaries({"kind": st.just("momentum"), "momentum": gates(), "step_size": gates(0.1)})
-    muon = st.fixed_dictionaries({"kind": st.just("muon"), "steps": st.integers(0, 2), "momentum": gates(), "step_size": gates(0.1)})
-    return st.one_of(gd, momentum) if linear else st.one_of(gd, momentum, muon)
-
-
-def normed(memory: dict[str, Any]) -> bool:
-    return memory["norm"] != "none" or any("norm" in step for step in memory.get("steps", ()))
-
-
-@st.composite
-def cases(draw: st.DrawFn, grad_at: str, finite: bool = True) -> Case:
-    """A whole spec under one `grad_at`, with features of finite width or with a kernel only, and a run of it."""
-    plain = grad_at != "chunk" and draw(st.sampled_from((True, True, False)))  # a linear memory has plans of its own at every token
-    memory = {"kind": "linear", "residual": draw(st.booleans()), "norm": "none"} if plain else draw(memories())
-    retention = draw(st.sampled_from(("none", "scalar", "channel") if finite and memory["kind"] == "linear" else ("none", "scalar")))
-    spec = {
-        "features": draw(finite_features()) if finite else "exponential",
-        "memory": memory,
-        "bias": draw(st.sampled_from(("dot", "l2", "l2")) if plain else biases()),
-        "window": {"size": draw(st.sampled_from((1, 2, 3, 5))), "gate": draw(st.sampled_from(("input", "input", "none", 0.5)))},
-        "retention": "none" if retention == "none" else {"kind": retention, "gate": draw(gates(0.9))},
-        "optimizer": draw(optimizers(linear=not finite)),
-        "update": {"grad_at": grad_at, "chunk_size": draw(st.integers(1, 5)), "read": draw(st.sampled_from(("after", "after", "before")))},
-    }
-    value_dim = draw(st.integers(NORM_WIDTH if normed(memory) else 1, 4))
-    key_dim = value_dim if memory["residual"] else draw(st.integers(1, 4))
-    prefix = draw(st.sampled_from((0, 0, 1, 3)))
-    tokens, batch, heads = draw(st.integers(1, 7)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    tile, seed = draw(st.sampled_from((1, 2, 3, 64))), draw(st.integers(0, 9))
-    return Case(spec_of(spec), key_dim, value_dim, batch, heads, tokens, prefix, tile, seed)
+def cases(grad_at: str, finite: bool = True) -> st.SearchStrategy[Case]:
+    """Whole specs under one `grad_at`, with features of finite width or with a kernel only, and a run of each."""
+    return runs(grad_at, finite).map(lambda run: Case(*run))

@@ -151,6 +151,7 @@ def _check_form(source: Any) -> None:
 
 
 ODD_ONES = [
+    {"bias": {"kind": "lq", "q": 2}},
     {"bias": {"kind": "lq", "q": 3}, "memory": {"kind": "mlp", "expansion": 1, "activation": "silu"}, "window": {"size": 2}},
     {"bias": {"kind": "huber", "delta": 0.5}, "features": "elu1"},
     {"bias": {"kind": "expression", "formula": "log(cosh(r)) + r^3/3"}, "features": {"kind": "elementwise", "degree": 3}},

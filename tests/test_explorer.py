@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 import pytest
 
 import memkit
-from memkit import drawing_dot
+from memkit import drawing_dot, drawing_files
+from memkit.drawing import VIEWS, visualize
 from memkit.equations import equation_of
 from memkit.explorer import explorer
 from memkit.explorer.knobs import FIELDS, settings, turns
@@ -224,3 +225,45 @@ class TestPage:
         browser.run("document.querySelector('#theme').click()")
         assert browser.run(f"return {colour}") != before
         assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out to the right"
+
+
+# What a drawing in a page must not have: text out of its box, boxes over each other, labels over boxes or over each other.
+CLASHES = r"""
+const bad = [], boxes = [];
+const hit = (a, b) => a.x < b.x + b.width - 1 && b.x < a.x + a.width - 1 && a.y < b.y + b.height - 1 && b.y < a.y + a.height - 1;
+for (const group of document.querySelectorAll("svg.drawing g.node")) {
+  const shape = group.querySelector("path, polygon");
+  if (!shape) continue;
+  const box = shape.getBBox();
+  for (const text of group.querySelectorAll("text")) {
+    const own = text.getBBox(), right = own.x + own.width > box.x + box.width + 0.5, low = own.y + own.height > box.y + box.height + 4;
+    if (text.textContent.trim() && (own.x < box.x - 0.5 || right || own.y < box.y - 1 || low)) bad.push("cut: " + text.textContent);
+  }
+  if (boxes.some((other) => hit(box, other))) bad.push("boxes overlap: " + group.textContent.trim());
+  boxes.push(box);
+}
+const labels = [];
+for (const text of document.querySelectorAll("svg.drawing g.edge text")) {
+  const own = text.getBBox();
+  if (boxes.some((box) => hit(own, box)) || labels.some((other) => hit(own, other))) bad.push("label on something: " + text.textContent);
+  labels.push(own);
+}
+return [boxes.length, bad];
+"""
+
+
+@pytest.mark.skipif(bool(BROWSER), reason=BROWSER)
+def test_nothing_overlaps_or_is_cut(tmp_path: Path) -> None:
+    with Browser(tmp_path / "profile") as browser:
+        for name in ("atlas", "titans", "swdt", "kda"):
+            for view in VIEWS:
+                path = tmp_path / "drawing.html"
+                path.write_text(drawing_files.page(visualize(name, view)), encoding="utf-8")
+                browser.open(path.as_uri(), "document.querySelector('svg.drawing') !== null")
+                boxes, bad = browser.run(CLASHES)
+                assert boxes > 8 and not bad, (name, view, bad)
+        assert browser.errors() == []
+        browser.run("document.querySelector('g.node path').setAttribute('d', 'M0,0h1v1z')")
+        assert browser.run(CLASHES)[1], "a cut text is found"
+        browser.run("console.error('seen')")
+        assert len(browser.errors()) == 1, "an error on the console is found"

@@ -46,6 +46,12 @@ class TestRule:
             assert tokens.cells[-1] == "t"
             assert str(size) in tokens.title
 
+    @pytest.mark.parametrize("size, wanted", [(1, "window_gate_t"), (4, "window_gate_{t,i}")])
+    def test_the_window_gate_is_named_as_in_the_gradient(self, size: int, wanted: str) -> None:
+        found = boxes(picture("swla", overrides={"window.size": size}))
+        assert found["gate_window_gate"].title == wanted
+        assert wanted in found["gradient"].title
+
     @pytest.mark.parametrize("kind, slot", [("gd", False), ("momentum", True), ("muon", True)])
     def test_a_slot_is_drawn_when_the_optimizer_has_one(self, kind: str, slot: bool) -> None:
         found = boxes(picture("deltanet", overrides={"optimizer": kind}))

@@ -75,12 +75,14 @@ def build(rule: Rule) -> Equations:
     sizes = {"k": rule.key_dim, "v": values, "f": wide}
     weights = {name: _weight_axes(shape, wide, values, sizes) for name, shape in shapes.items()}
     params = {name: tuple(_axis_of(n, values, sizes) for n in p.shape) for name, p in rule.init_params().items()}
-    slots = tuple(spec.optimizer.init(torch.zeros(2, 2)))
+    slots = rule.slots
     make = _Tracer(rule, weights, params, slots, sizes)
+    features, kernel = make.features(), make.kernel()
+    make.agreed()
     return Equations(
         rule,
-        make.features(),
-        make.kernel(),
+        features,
+        kernel,
         make.predict(),
         make.slope(),
         {n: make.retain(n) for n in weights},
@@ -185,6 +187,19 @@ class _Tracer:
         inputs, names = self._with_params({"a": ("k",), "b": ("k",)}, "features")
         call = self.spec.features.kernel  # type: ignore[attr-defined]
         return self._trace("features.kernel", lambda a, b, *p: call(a, b, **dict(zip(names, p, strict=True))), inputs, ())
+
+    def agreed(self) -> None:
+        """Where features and kernel both exist, they must be one: the compiler puts either in the place of the other."""
+        if not self.rule.finite or not self.spec.features.has_kernel():
+            return
+        draw = torch.Generator().manual_seed(3)
+        a, b = (torch.randn(self.rule.key_dim, generator=draw, dtype=torch.float64) for _ in range(2))
+        own = {n.split(".", 1)[1]: p for n, p in self.rule._exact_params().items() if n.startswith("features.")}
+        product = (self.spec.features(a, **own) * self.spec.features(b, **own)).sum()
+        kernel = self.spec.features.kernel(a, b, **own)  # type: ignore[attr-defined]
+        if not torch.allclose(product, kernel, rtol=1e-6, atol=1e-9, equal_nan=True):
+            got = f"kernel of {self.spec.features.kind!r}: {float(kernel):g} where phi(a).phi(b) is {float(product):g}"
+            raise SpecError(got, "kernel(a, b) = phi(a).phi(b)", "mend one of the two, or write only one", "features.kernel")
 
     def predict(self) -> Graph:
         inputs, names = self._with_params({**self.weights, "f": ("f",), "x": ("k",)}, "memory")

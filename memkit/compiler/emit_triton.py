@@ -19,7 +19,7 @@ from .kernels.layout import EVERY, Layout
 from .kernels.lengths import Lengths, lengths, start
 from .kernels.memory import Buffer
 from .kernels.text import Source, kernel_source, wrapped
-from .kernels.tile import Config
+from .kernels.settings import Configs, configs_for
 from .kernels.lodge import lodge
 from .passes import BACKWARD
 
@@ -43,9 +43,10 @@ class KernelModule:
 
 
 def kernel_module(
-    eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int, config: Config | None = None, parallel: bool = True
+    eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int, configs: Configs | None = None, parallel: bool = True
 ) -> KernelModule:
     """Kernels for `graphs`, the last stages of a plan's. parallel: matrices for every chunk are made before the loop, not in it."""
+    configs = configs or configs_for(plan, "sm_90", False)
     given = start(eq.sizes, eq.window)
     tables: dict[tuple, str] = {}
     made: dict[str, Function] = {}
@@ -60,24 +61,27 @@ def kernel_module(
         axes = {p.attrs["name"]: p.axes for p in graph.params}
         back = Graph(back.params, tuple(in_order(r, axes[n]) for r, n in zip(back.results, back.labels, strict=True)), back.labels)
         known: dict[str, Lengths] = {p.attrs["name"]: given for p in graph.params}
-        made[name] = _function(name, plain, known, chunk, config, tables, len(graph.results), {})
-        saving = _function(f"{name}_saving", forward, known, chunk, config, tables, len(graph.results), {})
+        made[name] = _function(name, plain, known, chunk, configs, tables, len(graph.results), {})
+        saving = _function(f"{name}_saving", forward, known, chunk, configs, tables, len(graph.results), {})
         made[saving.name] = saving
         places = {label: place for label, place, _ in saving.layout.results() if label.startswith("saved_")}
         found = lengths(forward, [given] * len(forward.params))
         for label, node in zip(forward.labels, forward.results, strict=True):
             known[label if label.startswith("saved_") else f"grad_{label}"] = found[node]
-        made[f"{name}_backward"] = _function(f"{name}_backward", back, known, chunk, config, tables, len(back.results), places)
+        made[f"{name}_backward"] = _function(f"{name}_backward", back, known, chunk, configs, tables, len(back.results), places)
     return KernelModule(_module(eq, plan, title, chunk, made, tables), made)
 
 
 def _function(
-    name: str, graph: Graph, known: Mapping[str, Lengths], chunk: int, config: Config | None, tables: dict[tuple, str], results: int,
+    name: str, graph: Graph, known: Mapping[str, Lengths], chunk: int, configs: Configs, tables: dict[tuple, str], results: int,
     places: Mapping[str, Buffer],
 ) -> Function:  # fmt: skip
     layout = Layout(graph, known, chunk, places)
     layout.names |= set(tables.values())
-    sources = [kernel_source(layout, kernel, f"{name}_{i}", config or Config(), tables) for i, kernel in enumerate(layout.kernels)]
+    sources = [
+        kernel_source(layout, kernel, f"{name}_{i}", configs.each if kernel.kind == EVERY else configs.loop, tables)
+        for i, kernel in enumerate(layout.kernels)
+    ]
     return Function(name, layout, tuple(sources), results)
 
 

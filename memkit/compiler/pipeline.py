@@ -97,6 +97,11 @@ class CompiledRule(Rule):
         self.compiled = _compiled(spec, key_dim, value_dim, plan)
         self.plan, self.source = self.compiled.choice.name, self.compiled.source
         self._module = _module(self.source, spec.name)
+        self._pin = plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and pickles: compiled anew, since its code may not be copied."""
+        return type(self), (self.spec, self.key_dim, self.value_dim, self._pin)
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState

@@ -13,7 +13,7 @@ from memkit.specs.state import MemoryState
 
 from . import launch
 from .emit_triton import KernelModule, kernel_module
-from .kernels.settings import config_for
+from .kernels.settings import configs_for
 from .launch import Kernels
 from .pipeline import Compiled, CompiledRule
 
@@ -40,8 +40,8 @@ def kernels_of(compiled: Compiled, title: str) -> Kernels:
     graphs = {n: stages.last for n, stages in compiled.graphs.items()}
 
     def make(target: str, single: bool) -> KernelModule:
-        config = config_for(plan, compiled.equations.sizes, target, single)
-        return kernel_module(compiled.equations, plan, title, graphs, compiled.chunk, config, plan in CHUNK_PARALLEL)
+        configs = configs_for(plan, target, single)
+        return kernel_module(compiled.equations, plan, title, graphs, compiled.chunk, configs, plan in CHUNK_PARALLEL)
 
     key = f"{title}_{hashlib.sha256(compiled.source.encode()).hexdigest()[:16]}"
     return launch.register(Kernels(key, make))

@@ -159,15 +159,15 @@ class MemoryLayer(nn.Module):
 
     def _check(self, x: Tensor, state: LayerState | None) -> None:
         bound = f"D={self.dim} H={self.heads} K={self.key_dim} V={self.value_dim}"
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            raise ShapeError(got, f"a floating tensor [B, T, {self.dim}] ({bound})", "embed tokens first", "x")
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided:
+            got = f"a tensor of {x.dtype}, {x.layout}" if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError(got, f"a dense floating tensor [B, T, {self.dim}] ({bound})", "embed tokens first", "x")
         if x.dim() != 3 or x.shape[-1] != self.dim or x.shape[0] < 1 or x.shape[1] < 1:
             raise ShapeError(f"{list(x.shape)}", f"[B, T, {self.dim}] with B, T >= 1 ({bound})", _shape_hint(x, self.dim), "x")
         weight = self.output.weight
         if x.device != weight.device:
             raise ShapeError(f"x on {x.device}", f"{weight.device}, where the layer is", f"x.to({str(weight.device)!r})", "x")
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != weight.dtype and (x.device.type == "meta" or not torch.is_autocast_enabled(x.device.type)):
             name = str(weight.dtype).removeprefix("torch.")
             raise ShapeError(f"{x.dtype}", f"{weight.dtype}, as the layer is", f"x.to(torch.{name}), or run under torch.autocast", "x")
         if state is None:
@@ -175,9 +175,10 @@ class MemoryLayer(nn.Module):
         if not isinstance(state, LayerState):
             raise ShapeError(type(state).__name__, "the LayerState an earlier call returned, or None", "", "state")
         want = (x.shape[0], self.project.tail, self.project.channels)
-        if tuple(state.conv.shape) != want:
+        if not isinstance(state.conv, Tensor) or tuple(state.conv.shape) != want:
             hint = "a state of this layer and this batch"
-            raise ShapeError(f"{list(state.conv.shape)}", f"{list(want)} (B={x.shape[0]} {bound})", hint, "state.conv")
+            got = f"{list(state.conv.shape)}" if isinstance(state.conv, Tensor) else type(state.conv).__name__
+            raise ShapeError(got, f"{list(want)} (B={x.shape[0]} {bound})", hint, "state.conv")
 
 
 def _head_width(spec: LayerSpec, name: str, dim: int, heads: int) -> int:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from memkit.specs.layer import LayerSpec
 from memkit.specs.memory import layer_norm, rms_norm
-from memkit.specs.rule import Rule
+from memkit.specs.rule import Rule, without_autocast
 
 
 def full_precision(x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Gates(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         held = next(self.parameters(), x).dtype
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             x = x.to(held)
             return {name: full_precision(gate(x)) for name, gate in self.by_role.items()}
 

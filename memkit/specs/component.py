@@ -24,8 +24,8 @@ KIND = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 def _written_anew(cls: type, known: type) -> bool:
     """Whether a class is `known` once more: run again in a notebook, reloaded, or a script's own file imported."""
-    files = {getattr(sys.modules.get(c.__module__), "__file__", None) for c in (cls, known)}
-    return cls.__qualname__ == known.__qualname__ and (cls.__module__ == known.__module__ or (len(files) == 1 and None not in files))
+    one, other = (getattr(sys.modules.get(c.__module__), "__file__", None) for c in (cls, known))
+    return cls.__qualname__ == known.__qualname__ and (cls.__module__ == known.__module__ or (one is not None and one == other))
 
 
 class Component(BaseModel):
@@ -53,7 +53,7 @@ class Component(BaseModel):
             FAMILIES[cls.family] = cls
         elif "kind" in cls.__dict__:
             if not isinstance(cls.kind, str) or not KIND.fullmatch(cls.kind):
-                raise SpecError(f"kind = {cls.kind!r} in {cls.__qualname__}", "a word of letters, digits and _, as YAML keys are", "", "kind")
+                raise SpecError(f"kind = {cls.kind!r} in {cls.__qualname__}", "a word of letters, digits and _", "", "kind")
             known = cls.members.get(cls.kind)
             if known is not None and not _written_anew(cls, known):
                 raise SpecError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class Rule:
                 "memory.residual",
             )
         self.finite = spec.features.finite()
-        self.width = spec.features.width(key_dim) if self.finite else 0
+        self.width = _width(spec, key_dim) if self.finite else 0
         if self.width > MAX_WIDTH:
             raise SpecError(
                 f"features: {spec.features.kind} gives {self.width:,} features for key_dim {key_dim}",
@@ -61,10 +62,12 @@ class Rule:
         self.infinite = () if self.finite else tuple(n for n, s in spec.memory.shapes(_PROBE, value_dim).items() if s[-1] == _PROBE)
         self.shapes = {n: s for n, s in spec.memory.shapes(self.width, value_dim).items() if n not in self.infinite}
         for n, shape in self.shapes.items():
+            if len(shape) != 2 or not all(isinstance(size, int) and size > 0 for size in shape):
+                raise SpecError(f"weight {n} of shape {list(shape)}", "[out, in], two whole numbers >= 1", "", "memory")
             if math.prod(shape) > MAX_ENTRIES:
-                got = f"weight {n} of {' x '.join(f'{size:,}' for size in shape)} entries a head"
+                got = f"weight {n} of {shape[0]:,} x {shape[1]:,} entries a head"
                 raise SpecError(got, f"at most {MAX_ENTRIES:,}", "smaller key_dim, value_dim, expansion or degree", "memory")
-        self.slots = tuple(spec.optimizer.init(torch.zeros(2, 2)))
+        self.slots = _slots(spec)
         self.constants = {n: g.value for n, (_, g) in spec.roles().items() if isinstance(g, Number)}
 
     @property
@@ -146,7 +149,7 @@ class Rule:
         gf = {n: gates[n].to(dtype) for n in self.gates}
         pf = {n: t.to(device=v.device, dtype=dtype) for n, t in (self._exact_params() if params is None else params).items()}
         state = self.init_state(v.shape[0], {n: w.to(dtype) for n, w in weights.items()}, vf) if state is None else _cast(state, dtype)
-        with torch.autocast(v.device.type, enabled=False):
+        with without_autocast(v.device):
             y, after = self.run(qf, kf, vf, gf, pf, state)
             if check and not _finite(y, after):
                 raise self._blown_up({"q": qf, "k": kf, "v": vf}, gf, pf, state)
@@ -276,6 +279,30 @@ class Rule:
             f"non-finite values, first in {name} at batch {b}, token {first}, head {h}; gates there: {values or 'none'}",
             "finite values", "normalise the keys (layer.key_norm: l2), smaller step sizes, retain below 1", "check",
         )
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """No automatic change of types; the meta device knows none."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def _width(spec: LayerSpec, key_dim: int) -> int:
+    """F, which a third party's feature map may get wrong."""
+    width = spec.features.width(key_dim)
+    if not isinstance(width, int) or width < 1:
+        raise SpecError(f"features: {spec.features.kind} gives a width of {width!r}", "a whole number >= 1", "", "features")
+    return width
+
+
+def _slots(spec: LayerSpec) -> tuple[str, ...]:
+    """The names of the optimizer's slots, each a tensor of the weight's shape."""
+    weight = torch.zeros(2, 3)
+    found = spec.optimizer.init(weight)
+    good = isinstance(found, Mapping) and all(isinstance(t, Tensor) and t.shape == weight.shape for t in found.values())
+    if not good:
+        got = f"init of {spec.optimizer.kind!r} returns {type(found).__name__}"
+        raise SpecError(got, "a dict of tensors shaped like W", "{} for none", "optimizer")
+    return tuple(found)
 
 
 def _described(t: object) -> str:

@@ -101,12 +101,16 @@ def refill(state: State, flat: Mapping[str, Any]) -> State:
         ShapeError: on missing or unknown names, or a different number of axes.
     """
     own = flatten(state)
+    if not isinstance(flat, Mapping):
+        raise ShapeError(type(flat).__name__, "what state_dict() returned", "", "state")
     if set(own) != set(flat):
-        missing, extra = sorted(set(own) - set(flat)), sorted(set(flat) - set(own))
+        missing, extra = sorted(set(own) - set(flat)), sorted(map(str, set(flat) - set(own)))
         raise ShapeError(f"missing {missing}, unknown {extra}", f"the names {sorted(own)}", "", "state")
     for name, value in own.items():
         if isinstance(value, Tensor) and (not isinstance(flat[name], Tensor) or value.dim() != flat[name].dim()):
             raise ShapeError(f"{name}: {getattr(flat[name], 'shape', flat[name])}", f"{tuple(value.shape)}", "", "state")
+        if not isinstance(value, Tensor) and (not isinstance(flat[name], int) or isinstance(flat[name], bool)):
+            raise ShapeError(f"{name}: {type(flat[name]).__name__}", "a whole number", "int(..)", "state")
     return _unflatten("", state, flat)
 
 

@@ -96,13 +96,14 @@ def test_other_specs(case: str) -> None:
 def test_tiles_do_not_change_results() -> None:
     """Several tiles along every axis: rows, columns, sums and vectors."""
     from memkit.compiler import triton_rule
+    from memkit.compiler.kernels.settings import Configs
     from memkit.compiler.kernels.tile import Config
 
     spec = spec_of(SPECS["titans"], {"memory.expansion": 5})
-    before = triton_rule.config_for
-    triton_rule.config_for = lambda *_: Config(rows=16, cols=16, inner=16, line=16)
+    before, small_tiles = triton_rule.configs_for, Config(rows=16, cols=16, inner=16, line=16)
+    triton_rule.configs_for = lambda *_: Configs(small_tiles, small_tiles)
     try:
         exact(spec, 5, key_dim=18, value_dim=18)
         exact(SPECS["gated_deltanet"], 20, key_dim=18, value_dim=34)
     finally:
-        triton_rule.config_for = before
+        triton_rule.configs_for = before

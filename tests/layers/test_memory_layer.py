@@ -287,7 +287,7 @@ def test_check_refuses_what_is_not_finite() -> None:
     layer, x = MemoryLayer(small("deltanet"), DIM, HEADS), torch.randn(1, 4, DIM)
     x[0, 2, 0] = float("nan")
     assert not torch.isfinite(layer(x)[0]).all()
-    with pytest.raises(ShapeError, match="non-finite values, first in .* at batch 0, token 2"):
+    with pytest.raises(ShapeError, match=r"non-finite values, first in .* at batch 0, token 2"):
         layer(x, check=True)
 
 

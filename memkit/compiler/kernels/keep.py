@@ -17,7 +17,6 @@ from .functions import COSTLY
 PLACED = (Op.PARAM, Op.CONST, Op.TENSOR, Op.GET, Op.SCAN)  # never made by a step of their own
 SHAPE_ONLY = (Op.EXPAND, Op.PLACE, Op.FOLD)  # their second operand lends its lengths
 HEAVY = 24  # reads after which a value is kept however seldom it is used
-ROOTS, SUMS = 4, 3  # the most roots, and the most sums, of one step: what registers hold
 
 
 def unfused(graph: Graph) -> Graph:
@@ -209,15 +208,18 @@ def _factors(node: Node, names: Mapping[str, str], axes: Sequence[str], static: 
     return tuple(p for p in axes if p in pairs) if all(pairs) else ()
 
 
-def schedule(items: Sequence[Node], roots: set[Node], static: Mapping[Node, Mapping[str, int]]) -> list[Step]:
-    """The roots and loops of one level, arguments first, as steps in order; each waits for what it reads."""
+def schedule(items: Sequence[Node], roots: set[Node], static: Mapping[Node, Mapping[str, int]], most: tuple[int, int]) -> list[Step]:
+    """The roots and loops of one level, arguments first, as steps in order; each waits for what it reads.
+
+    most: the most roots, and the most sums, of one step: what registers hold.
+    """
     steps: list[Step] = []
     at: dict[Node, int] = {}
     for node in items:
         read = reads(node, roots) if node.op is not Op.SCAN else scan_reads(node, roots)
         tile = () if node.op is Op.SCAN else tile_axes(node, roots, static[node])
         sums = 0 if node.op is Op.SCAN else len(sums_inside(node, roots))
-        place = _place(steps, node, tile, sums, read, at)
+        place = _place(steps, node, (tile, sums, most), read, at)
         steps[place].roots.append(node) if place < len(steps) else steps.append(Step([node], tile))
         steps[place].sums += sums
         at[node] = place
@@ -240,9 +242,11 @@ def source(node: Node) -> Node:
     return node.args[0] if node.op is Op.GET else node
 
 
-def _place(steps: list[Step], node: Node, tile: tuple[str, ...], sums: int, read: Reads, at: Mapping[Node, int]) -> int:
+def _place(
+    steps: list[Step], node: Node, shape: tuple[tuple[str, ...], int, tuple[int, int]], read: Reads, at: Mapping[Node, int]
+) -> int:
     """The first step that a root may join, or the number of a new one."""
-    first = 0
+    first, (tile, sums, most) = 0, shape
     for dep in read.all:
         if source(dep) in at:
             first = max(first, at[source(dep)] + (dep in read.elsewhere))
@@ -251,6 +255,6 @@ def _place(steps: list[Step], node: Node, tile: tuple[str, ...], sums: int, read
     for i in range(first, len(steps)):
         step = steps[i]
         fits = step.tile == tile and set(step.roots[0].axes) == set(node.axes) and not step.alone
-        if fits and len(step.roots) < ROOTS and step.sums + sums <= SUMS:
+        if fits and len(step.roots) < most[0] and step.sums + sums <= most[1]:
             return i
     return len(steps)

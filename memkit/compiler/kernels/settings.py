@@ -1,14 +1,42 @@
-"""The configurations that ship: tile sizes and warps by plan, widest axis and target, chosen by `memkit kernels`. The key never has a length."""
+"""The configurations that ship: tiles and warps by plan, target and type of products, as `memkit kernels` found them to fit. No key has a length."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from .tile import Config
 
-NARROW = Config(rows=32, cols=32, inner=32, warps=4)
+
+@dataclass(frozen=True)
+class Configs:
+    """loop: for kernels that go through the chunks of one head; each: for those with a program for every chunk."""
+
+    loop: Config
+    each: Config
 
 
-def config_for(plan: str, sizes: Mapping[str, int], target: str, single: bool) -> Config:
-    """The shipped configuration. single: products in float32, which no tensor core makes exactly."""
-    return NARROW if single else Config()
+WIDE = Config(rows=64, cols=64, inner=32, warps=8)
+LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)  # one sum at a time: what a long body leaves registers for
+WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1)  # 64 lanes a wave: 4 waves hold as much as 8 warps
+EXACT = Config(rows=32, cols=32, inner=16, warps=4, roots=2, sums=1)  # float32 products without tensor cores keep whole operands in registers
+
+TABLE: Mapping[tuple[str, str], Configs] = {
+    ("linear", "sm_80"): Configs(WIDE, WIDE),
+    ("linear", "sm_90"): Configs(WIDE, WIDE),
+    ("linear", "gfx942"): Configs(WAVES, WAVES),
+    ("solve", "sm_80"): Configs(WIDE, LEAN),
+    ("solve", "sm_90"): Configs(WIDE, WIDE),
+    ("solve", "gfx942"): Configs(WAVES, WAVES),
+    ("frozen", "sm_80"): Configs(LEAN, LEAN),
+    ("frozen", "sm_90"): Configs(LEAN, WIDE),
+    ("frozen", "gfx942"): Configs(WAVES, WAVES),
+    ("orthogonal", "sm_80"): Configs(LEAN, LEAN),
+    ("orthogonal", "sm_90"): Configs(LEAN, LEAN),
+    ("orthogonal", "gfx942"): Configs(WAVES, WAVES),
+}
+
+
+def configs_for(plan: str, target: str, single: bool) -> Configs:
+    """The shipped configurations. single: products in float32."""
+    return Configs(EXACT, EXACT) if single else TABLE[plan, target]

@@ -37,6 +37,9 @@ def kernel_source(layout: Layout, kernel: Kernel, name: str, config: Config, tab
     return KernelText(layout, kernel, config, tables).source(name)
 
 
+MINE = "mine has nothing yet: "  # stands where it is not known yet whether a program keeps anything
+
+
 class KernelText(Tiles):
     def __init__(self, layout: Layout, kernel: Kernel, config: Config, tables: dict[tuple, str]) -> None:
         taken = {*layout.names, *tables.values(), *(f"{name}_{a}" for name in layout.names for a in "nbhtsk")}
@@ -61,7 +64,8 @@ class KernelText(Tiles):
         self.w.line("tl.debug_barrier()")
         pointers = tuple(self.used)
         strides = tuple(s for b in self.used.values() for s in b.arguments)
-        text = self._head(name, pointers, strides) + "\n".join(self.w.lines) + "\n"
+        lines = [x.replace(MINE, "mine += ") for x in self.w.lines if self.scratch or MINE not in x]
+        text = self._head(name, pointers, strides) + "\n".join(lines) + "\n"
         return Source(
             name, text, self.kernel.kind, pointers, strides, self.scratch, self.width, frozenset(self.helpers), self.tables, self.config,
         )  # fmt: skip
@@ -111,7 +115,7 @@ class KernelText(Tiles):
 
     def level(self, items: Sequence[Node], at: Indices) -> None:
         """Everything one graph makes, in steps, with a barrier before what others wrote is read."""
-        steps = keep.schedule(items, self.roots, {n: self.layout_most(n) for n in items if n.op is not Op.SCAN})
+        steps = keep.schedule(items, self.roots, {n: self.layout_most(n) for n in items if n.op is not Op.SCAN}, (self.config.roots, self.config.sums))
         owner = {n: i for i, step in enumerate(steps) for n in step.roots}
         read = {n: self.layout.reads(n) for n in items}
         far = {d for n in items for d in read[n].all if owner.get(d) != owner[n] or d in read[n].elsewhere}
@@ -190,7 +194,8 @@ class KernelText(Tiles):
             here = Index(self.w.let(axis, f"{count} - 1 - {step} + {nil}" if scan.attrs["reverse"] else f"{step} + {nil}"))
             slot = self.w.let("slot", f"{step} + {nil}" if save else f"{step} % 2 + {nil}")
             following = self.w.let("slot_after", f"{step} + 1 + {nil}" if save else f"({step} + 1) % 2 + {nil}")
-            self.w.line(f"g, b, h{', mine' if self.scratch else ''} = g + {nil}, b + {nil}, h + {nil}{f', mine + {nil}' if self.scratch else ''}")
+            self.w.line(f"g, b, h = g + {nil}, b + {nil}, h + {nil}")
+            self.w.line(f"{MINE}{nil}")
             for param, outer in zip(body.params[k:], scan.args[k:], strict=True):
                 self.alias[param] = outer, {axis: here} if param in body.params[k : k + m] else {}
             for param, result, buffer in zip(body.params, body.results, carried, strict=False):

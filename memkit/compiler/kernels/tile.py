@@ -31,6 +31,8 @@ class Config:
     line: int = 256
     warps: int = 4
     stages: int = 1
+    roots: int = 4
+    sums: int = 3
 
 
 def power(size: int, least: int = 16) -> int:
