@@ -166,12 +166,17 @@ def markdown(reductions: str) -> str:
     """The docs page; `reductions` is the table of `memkit equiv --lattice`."""
     rows = [_HEAD, "| rule | is | given | shown | |\n|---|---|---|---|---|"]
     rows += [
-        f"| {said(r.a)} | {said(r.b)} | {_code(r.given)} | {'proof' if r.answer == 'structural' else 'numbers'} | {r.why} |" for r in EQUAL
+        f"| {said(r.a)} | {said(r.b)} | {_code(r.given)} | {'proof' if r.answer == 'structural' else 'numbers'} | {_cell(r.why)} |"
+        for r in EQUAL
     ]
     rows += [_MISSES, "| rule | is not | given | why |\n|---|---|---|---|"]
-    rows += [f"| {said(r.a)} | {said(r.b)} | {_code(r.given)} | {r.why} |" for r in DIFFERENT]
+    rows += [f"| {said(r.a)} | {said(r.b)} | {_code(r.given)} | {_cell(r.why)} |" for r in DIFFERENT]
     rows += [_LATTICE, "```\n" + reductions + "\n```\n"]
     return "\n".join(rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _code(given: Mapping[str, Any]) -> str:

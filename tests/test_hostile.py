@@ -35,6 +35,13 @@ def test_a_chain_step_of_any_type(step: Mapping[str, Any]) -> None:
         spec_of({"memory": {"kind": "chain", "steps": [step, {"linear": 1}]}})
 
 
+@pytest.mark.parametrize("formula", ("sqrt(abs(r))", "abs(r)^0.5", "sqrt(r^2)", "(r^2)^0.5", "sqrt(sqrt(r^2 + 0))"))
+def test_a_formula_without_a_slope_at_zero(formula: str) -> None:
+    """A zero memory that is asked for a zero value has r = 0, and its inner gradient would be no number."""
+    with pytest.raises(SpecError, match="the slope of formula"):
+        spec_of({"bias": {"kind": "expression", "formula": formula}})
+
+
 class Mute:
     """Cannot say what it is."""
 

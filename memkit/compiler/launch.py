@@ -26,7 +26,9 @@ TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "f
 TOKENS = ("q", "keys", "values", "grad_y")  # the first of these among a function's inputs gives the type of sequences
 
 
+@cache
 def can_import() -> bool:
+    """Whether triton is installed."""
     return find_spec("triton") is not None
 
 

@@ -92,6 +92,8 @@ def lowered(graph: Graph, equations: Equations) -> Stages:
 class CompiledRule(Rule):
     """A rule that runs emitted code. Same calls as `memkit.reference`; `plan`, `source` and `explain()` say what was chosen."""
 
+    backend = "torch"  # and after a colon, why not another
+
     def __init__(self, spec: LayerSpec, key_dim: int, value_dim: int, plan: str = "auto") -> None:
         super().__init__(spec, key_dim, value_dim)
         self.compiled = _compiled(spec, key_dim, value_dim, plan)
@@ -133,7 +135,7 @@ class CompiledRule(Rule):
         )
         graphs = {name: stages.last for name, stages in self.compiled.graphs.items()}
         rows += report(self.compiled.equations, known, choice.name, graphs, self.compiled.chunk)
-        return "\n".join(rows)
+        return "\n".join([*rows, f"backend: {self.backend}"])
 
 
 _CACHE: dict[tuple[Any, ...], Compiled] = {}
@@ -160,10 +162,15 @@ def compile_rule(spec: LayerSpec, key_dim: int, value_dim: int, *, backend: str 
     """A compiled rule at fixed widths.
 
     Raises:
-        SpecError, PlanError: see `compile_spec`. KernelError: a backend that cannot run here.
+        SpecError, PlanError: see `compile_spec`. KernelError: an unknown backend, or a plan that has no kernels under "triton".
     """
-    if backend not in ("auto", "torch"):
-        raise KernelError(f"backend {backend!r}", "auto or torch", "", "backend")
+    if backend not in ("auto", "torch", "triton"):
+        raise KernelError(f"backend {backend!r}", "auto, torch or triton", "", "backend")
     if plan not in ("auto", *PLANS):
         raise PlanError(f"plan {plan!r}", "auto, " + ", ".join(PLANS), "", "plan")
-    return CompiledRule(spec, key_dim, value_dim, plan)
+    rule = CompiledRule(spec, key_dim, value_dim, plan)
+    if backend == "torch":
+        return rule
+    from .triton_rule import with_kernels  # it extends CompiledRule
+
+    return with_kernels(rule, pinned=backend == "triton")

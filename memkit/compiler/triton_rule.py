@@ -53,7 +53,7 @@ class TritonRule(CompiledRule):
     def __init__(self, base: CompiledRule, pinned: bool) -> None:
         self.__dict__.update(base.__dict__)
         self.pinned, self.why_not = pinned, refusal(self.compiled)
-        self.backend = ""
+        self.backend = "triton, pinned" if pinned else "triton on CUDA or ROCm tensors"
         self.ready: dict[bool, tuple[Any, ...]] = {}  # by whether products are in float32: run, RULE, forward, resume
         if pinned and self.why_not:
             raise KernelError(f"backend: triton, but {self.why_not}", "a plan with kernels: " + ", ".join(PLANS), "backend: torch", "backend")
@@ -82,7 +82,8 @@ class TritonRule(CompiledRule):
         self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState
     ) -> tuple[Tensor, MemoryState]:
         why = self.obstacle(v)
-        self.backend = "triton" if why is None else f"torch: {why}"
+        if not self.pinned:
+            self.backend = "triton" if why is None else f"torch: {why}"
         if why is not None:
             if self.pinned:
                 launch.demand(v)
@@ -94,13 +95,15 @@ class TritonRule(CompiledRule):
         y, after = run(forward, resume, rule, q, k, v, gates, params, state._asdict())
         return y, MemoryState(**{**after, "span": None})
 
-    def explain(self) -> str:
-        """The same as a compiled rule's, and the backend: what ran last and why, or what would run."""
-        why = self.obstacle()
-        chosen = self.backend or ("triton" if why is None else f"torch: {why}")
-        return f"{super().explain()}\nbackend: {'triton, pinned' if self.pinned else chosen}"
 
+def with_kernels(base: CompiledRule, pinned: bool) -> CompiledRule:
+    """The rule with kernels; unless pinned, the base itself where they could not run, with a note why.
 
-def with_kernels(base: CompiledRule, backend: str) -> Any:
-    """The rule for a backend: "torch" the base itself, "triton" kernels or an error, "auto" kernels where they can run."""
-    return base if backend == "torch" else TritonRule(base, backend == "triton")
+    Raises:
+        KernelError: pinned, for a plan that has no kernels.
+    """
+    why = refusal(base.compiled) or launch.obstacle()
+    if pinned or why is None:
+        return TritonRule(base, pinned)
+    base.backend = f"torch: {why}"
+    return base

@@ -67,7 +67,8 @@ class Formula:
 
     Raises:
         SpecError: on anything but numbers, r, pi, + - * / ^ **, brackets and the named functions; on constants without a finite value
-            (1/0, 9^9^9, log(0)); on a formula without r, or not finite somewhere near 0 (log(r), 1/r).
+            (1/0, 9^9^9, log(0)); on a formula without r; and where it, or its slope, is not finite at some r near 0 (log(r), 1/r,
+            sqrt(abs(r))).
     """
 
     def __init__(self, text: str) -> None:
@@ -192,11 +193,22 @@ def _parse(text: str) -> Tree:
     if tree[0] == "number":
         raise SpecError(f"formula {_shown(text)} without r", "a formula in r = prediction - target", "0.5*r^2", "bias.formula")
     for r in PROBES:
-        value = _evaluate(tree, torch.tensor(r, dtype=torch.float64))
-        if not math.isfinite(value):
-            got, hint = f"formula {_shown(text)} is {float(value):g} at r = {r:g}", "abs(r) + 1e-6 in place of r" if r <= 0 else ""
-            raise SpecError(got, "a formula that is finite for every r, of either sign", hint, "bias.formula")
+        for what, value in zip(("", "the slope of "), _value_and_slope(tree, r), strict=True):
+            if not math.isfinite(value):
+                got, hint = f"{what}formula {_shown(text)} is {value:g} at r = {r:g}", "abs(r) + 1e-6 in place of r" if r <= 0 else ""
+                if what:
+                    hint = "sqrt(r^2 + 1e-6) for a root" if r == 0 else ""
+                raise SpecError(got, "a formula that is finite for every r, of either sign, and so is its slope", hint, "bias.formula")
     return tree
+
+
+def _value_and_slope(tree: Tree, r: float) -> tuple[float, float]:
+    """The formula and its derivative, which drives the memory, at one r."""
+    with torch.inference_mode(False), torch.enable_grad():
+        at = torch.tensor(r, dtype=torch.float64, requires_grad=True)
+        value = _evaluate(tree, at)
+        (slope,) = torch.autograd.grad(value, at) if value.requires_grad else (torch.zeros(()),)
+    return float(value.detach()), float(slope)
 
 
 def _shown(text: str) -> str:

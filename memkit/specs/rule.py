@@ -145,10 +145,11 @@ class Rule:
         if debug:
             self._check_ranges(gates)
         dtype = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-        qf, kf, vf = (t.to(dtype) for t in (q, k, v))
+        qf, kf, vf = (self.sequence(t, dtype) for t in (q, k, v))
         gf = {n: gates[n].to(dtype) for n in self.gates}
         pf = {n: t.to(device=v.device, dtype=dtype) for n, t in (self._exact_params() if params is None else params).items()}
-        state = self.init_state(v.shape[0], {n: w.to(dtype) for n, w in weights.items()}, vf) if state is None else _cast(state, dtype)
+        like = vf if vf.dtype == dtype else vf.new_empty((1, 1, v.shape[2], 1), dtype=dtype)
+        state = self.init_state(v.shape[0], {n: w.to(dtype) for n, w in weights.items()}, like) if state is None else _cast(state, dtype)
         with without_autocast(v.device):
             y, after = self.run(qf, kf, vf, gf, pf, state)
             if check and not _finite(y, after):
@@ -160,6 +161,10 @@ class Rule:
     ) -> tuple[Tensor, MemoryState]:
         """The computation itself, on checked tensors of one dtype."""
         raise NotImplementedError
+
+    def sequence(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """q, k or v in the type that `run` takes it in."""
+        return x.to(dtype)
 
     def explain(self) -> str:
         """What was chosen and why."""
