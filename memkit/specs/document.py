@@ -11,7 +11,6 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,7 @@ def type_name(value: Any) -> str:
 NO_TEXT = "text without half of a surrogate pair"
 
 
-def _is_text(text: str) -> bool:
+def is_text(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -318,7 +317,7 @@ class _Reader:
 
     def scalar(self, event: Any) -> Any:
         text = event.value
-        if not _is_text(text):
+        if not is_text(text):
             self.fail(event, shown(text), NO_TEXT)
         if not event.implicit[0]:  # quoted or block: a string
             return text
@@ -341,63 +340,3 @@ class _Reader:
             self.fail(event, text, "a finite number")
             return 0
         return number
-
-
-def from_python(value: Any) -> Any:
-    """Plain data from what Python code gave: mappings, sequences, numbers, strings and components. All mistakes raised together."""
-    problems: list[SpecError] = []
-    count = 0
-
-    def fail(path: KeyPath, got: str, expected: str) -> None:
-        problems.append(SpecError(got, expected, "", dotted(path)))
-
-    def walk(value: Any, path: KeyPath) -> Any:
-        nonlocal count
-        count += 1
-        if len(path) > MAX_DEPTH or count > MAX_NODES:
-            raise SpecError(TOO_DEEP if len(path) > MAX_DEPTH else f"more than {MAX_NODES} values", "a spec", "", dotted(path[:6]))
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, str):
-            if not _is_text(value):
-                fail(path, shown(value), NO_TEXT)
-            return str(value)
-        if isinstance(value, Real):
-            return number(value, path)
-        if hasattr(type(value), "__pydantic_fields__"):  # a model; its class is none
-            return walk(value.model_dump(), path)
-        if isinstance(value, Mapping):
-            out = {}
-            for key, inner in value.items():
-                if isinstance(key, str):
-                    out[str(key)] = walk(inner, (*path, str(key)))
-                else:
-                    fail(path, f"the key {shown(key)}", "keys that are strings")
-            return out
-        if isinstance(value, list | tuple):
-            return [walk(inner, (*path, i)) for i, inner in enumerate(value)]
-        if isinstance(value, type):
-            fail(path, f"the class {value.__name__}", "an instance of it, or a kind")
-            return None
-        fail(path, f"a value of type {type_name(value)}", "strings, numbers, true, false, null, lists, mappings or components")
-        return None
-
-    def number(value: Any, path: KeyPath) -> int | float:
-        if isinstance(value, Integral):
-            if abs(int(value)) < 10**MAX_DIGITS:
-                return int(value)
-            fail(path, f"a number of more than {MAX_DIGITS} digits", "a smaller number")
-        else:
-            try:
-                result = float(value)
-            except OverflowError:
-                result = math.inf
-            if math.isfinite(result):
-                return result
-            fail(path, f"{path[-1] if path else ''}: {value}", "a finite number")
-        return 0
-
-    data = walk(value, ())
-    if problems:
-        raise SpecError.several(problems)
-    return data

@@ -24,9 +24,10 @@ from pydantic.fields import FieldInfo
 
 from . import schema
 from .component import Component
-from .document import PRESETS, Document, KeyPath, dotted, from_python, parse_text, presets, read_file, shown
+from .document import PRESETS, Document, KeyPath, dotted, parse_text, presets, read_file, shown
 from .errors import SpecError, near
 from .layer import LayerSpec, Section
+from .python_data import from_python
 
 MAX_EXTENDS = 8
 __all__ = ["dump_yaml", "load_spec", "load_text", "presets"]

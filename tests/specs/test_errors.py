@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memkit.specs.document import from_python
 from memkit.specs.errors import MAX_SHOWN, MemkitError, ShapeError, SpecError, near
 from memkit.specs.formula import Formula
 from memkit.specs.io import load_spec, load_text
+from memkit.specs.python_data import from_python
 
 # name: (yaml, place, got, expected, try); got, expected and try are parts that the message must hold, in full if they start with =
 YAML: dict[str, tuple[str, str, str, str, str]] = {
