@@ -35,7 +35,9 @@ def run(
 ) -> int:
     """Compile every kernel ahead of time, without a GPU, and print registers, spills, shared memory and roofline times."""
     if os.environ.get("TRITON_INTERPRET", "0") == "1":
-        raise KernelError("TRITON_INTERPRET=1", "a process without it: the interpreter compiles nothing", "unset TRITON_INTERPRET", "kernels")
+        raise KernelError(
+            "TRITON_INTERPRET=1", "a process without it: the interpreter compiles nothing", "unset TRITON_INTERPRET", "kernels"
+        )
     names = memkit.presets() if presets == "all" else tuple(presets.split(","))
     rows: list[dict[str, Any]] = []
     for name, width, target in ((n, int(w), t) for n in names for w in widths.split(",") for t in targets.split(",")):
@@ -83,7 +85,19 @@ def line(row: dict[str, Any]) -> str:
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The table of docs/kernels.md."""
-    heads = ("preset", "K = V", "target", "kernel", "registers", "spill B/thread", "shared B", "compile s", "FLOP/token", "FLOP/byte", "roofline ns/token")
+    heads = (
+        "preset",
+        "K = V",
+        "target",
+        "kernel",
+        "registers",
+        "spill B/thread",
+        "shared B",
+        "compile s",
+        "FLOP/token",
+        "FLOP/byte",
+        "roofline ns/token",
+    )
     keys = ("preset", "width", "target", "kernel", "registers", "spill", "shared", "seconds", "flops", "intensity", "nanoseconds")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     lines += [f"| {' | '.join(_cell(row[k]) for k in keys)} |" for row in rows]

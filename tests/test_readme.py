@@ -48,7 +48,6 @@ def test_preset_table_is_current() -> None:
         plan = memkit.compile(s, key_dim=8, value_dim=8).plan
         features = "" if s.features.kind == "identity" else f", {s.features.kind} features"
         at = s.update.grad_at if s.update.grad_at != "chunk" else f"chunk of {s.update.chunk_size}"
-        rows.append(
-            f"| `{name}` | {s.memory.kind}{features} | {s.bias.kind} | {s.window.size} | {s.retention.kind} | {s.optimizer.kind} | {at} | `{plan}` |"
-        )
+        parts = (f"{s.memory.kind}{features}", s.bias.kind, s.window.size, s.retention.kind, s.optimizer.kind, at, f"`{plan}`")
+        rows.append(f"| `{name}` | " + " | ".join(map(str, parts)) + " |")
     assert "\n".join(rows) in README.read_text(encoding="utf-8")

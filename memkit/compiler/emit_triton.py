@@ -17,10 +17,10 @@ from .ir import Graph, in_order
 from .kernels import functions
 from .kernels.layout import EVERY, Layout
 from .kernels.lengths import Lengths, lengths, start
-from .kernels.memory import Buffer
-from .kernels.text import Source, kernel_source, wrapped
-from .kernels.settings import Configs, configs_for
 from .kernels.lodge import lodge
+from .kernels.memory import Buffer
+from .kernels.settings import Configs, configs_for
+from .kernels.text import Source, kernel_source, wrapped
 from .passes import BACKWARD
 
 
@@ -95,7 +95,12 @@ def _module(eq: Equations, plan: str, title: str, chunk: int, made: Mapping[str,
     for function in made.values():
         parts += [s.text for s in function.sources]
         parts.append(_wrapper(function))
-    surround = [runtime.pieces, runtime.blocks, runtime.in_sequence, *(getattr(runtime_triton, n) for n in ("view_chunks", "view_windows", "run_views", "from_views", "pack_views"))]
+    surround = [
+        runtime.pieces,
+        runtime.blocks,
+        runtime.in_sequence,
+        *(getattr(runtime_triton, n) for n in ("view_chunks", "view_windows", "run_views", "from_views", "pack_views")),
+    ]
     parts += [inspect.getsource(f) for f in surround]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts if p.strip())
 
@@ -135,7 +140,7 @@ def _wrapper(function: Function) -> str:
     labels = [label for label, _, _ in layout.results()]
     lines = [
         f"def {name}({', '.join(params)}, sizes, X, how):",
-        f'    """{", ".join(params)} -> {", ".join(labels)}. sizes: (N, B, H, LT); X: type of sequences; how: D, F, P, S and `constant`."""',
+        f'    """{", ".join(labels)}. sizes: (N, B, H, LT); X: type of sequences; how: D, F, P, S and `constant`."""',
         "    N, B, H, LT = sizes", "    G, like, F = B * H, " + f"{params[0]}, how.number",
     ]  # fmt: skip
     written = {layout.placed[node].name: label for label, _, node in layout.results()}
@@ -176,7 +181,7 @@ def _returned(layout: Layout) -> Sequence[str]:
     """What a function returns for each result: an array, or the last slot of one with the batch and head axes apart."""
     kinds = {a.name: a for a in layout.arrays}
     found = []
-    for label, place, node in layout.results():
+    for label, place, _ in layout.results():
         array = kinds[place.name]
         if array.kind == "carry" and not label.startswith("saved_"):
             axis = array.axes[0]

@@ -321,7 +321,8 @@ def in_order(node: Node, axes: tuple[str, ...]) -> Node:
 
 
 def rebuild(graph: Graph, change: Any) -> Graph:
-    """A copy of `graph` in which `change(node, new_args)` made every node; returning the node itself keeps it. Same object if nothing changed."""
+    """A copy of `graph` in which `change(node, new_args)` made every node; returning the node itself keeps it. Same object if nothing
+    changed."""
     new: dict[Node, Node] = {}
     for node in graph.nodes():
         args = tuple(new[a] for a in node.args)

@@ -60,7 +60,12 @@ def demand(x: Tensor | None = None) -> None:
     """
     why = obstacle(x)
     if why:
-        raise KernelError(f"backend: triton, but {why}", "triton, and float32, bfloat16 or float16 tensors on a CUDA or ROCm device", "backend: torch", "backend")
+        raise KernelError(
+            f"backend: triton, but {why}",
+            "triton, and float32, bfloat16 or float16 tensors on a CUDA or ROCm device",
+            "backend: torch",
+            "backend",
+        )
 
 
 def architecture() -> str:
@@ -191,7 +196,7 @@ def shapes(function: Function, like: Tensor, sizes: Sequence[int], dtype: torch.
     arrays, found = {a.name: a for a in function.layout.arrays}, []
     for label, place, _ in function.layout.results():
         array = arrays[place.name]
-        size = [eval(s, {"N": N, "B": B, "H": H, "LT": LT, "G": B * H}) for s in array.sizes]  # noqa: S307
+        size = [eval(s, {"N": N, "B": B, "H": H, "LT": LT, "G": B * H}) for s in array.sizes]
         if array.kind == "result":
             axes = tuple(x for a in array.axes for x in (("b", "h") if a == "g" else (a,)))
             found.append(outside(like, dtype if label in ("y", "q", "keys", "values") else number, axes, *size))

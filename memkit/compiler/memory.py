@@ -18,7 +18,8 @@ COPIES = 3  # inputs, their gradients and their chunked layout, each held once
 def needed(eq: Equations, plan: str, chunk: int, tokens: int, heads: int, training: bool, width: int) -> int:
     """Bytes a run over `tokens` tokens of `heads` heads (batch rows times heads) holds at its end, from below.
 
-    Sequences and outputs; in training also the states saved at the start of every chunk (of every block, where weights exist a block at a time)
+    Sequences and outputs; in training also the states saved at the start of every chunk (of every block, where weights exist a block
+    at a time)
     and what the backward reads of each token's hidden activations. Memory that is used again from chunk to chunk is left out.
     """
     finite = [eq.sizes[out] * eq.sizes[into] for name, (out, into) in eq.weights.items() if name not in eq.infinite]

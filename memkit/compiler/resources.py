@@ -45,7 +45,7 @@ def measure(module: KernelModule, functions: Sequence[str], target: str, dtype: 
     found = []
     for name in functions:
         function = module.functions[name]
-        found += [_measured(names[s.name], s, function, target, dtype) for s in function.sources if only in ('', s.name)]
+        found += [_measured(names[s.name], s, function, target, dtype) for s in function.sources if only in ("", s.name)]
     return found
 
 
@@ -94,7 +94,9 @@ def _signature(kernel: Any, source: Source, function: Function, dtype: str, targ
     for name in last & set(kernel.arg_names):
         types[name], constants[name] = "constexpr", 1
     places = {name: i for i, name in enumerate(kernel.arg_names)}
-    aligned = ["nought"] + [n for n, t in types.items() if t.startswith("*") or (n in source.strides and t == "i32" and n[-2:] not in ("_t", "_u"))]
+    aligned = ["nought"] + [
+        n for n, t in types.items() if t.startswith("*") or (n in source.strides and t == "i32" and n[-2:] not in ("_t", "_u"))
+    ]
     return types, constants, {(places[n],): [["tt.divisibility", 16]] for n in aligned}
 
 

@@ -1,4 +1,5 @@
-"""What surrounds the emitted functions: pieces of a sequence, layouts, state. Its source is copied into emitted files, so it needs torch alone."""
+"""What surrounds the emitted functions: pieces of a sequence, layouts, state. Its source is copied into emitted files, so it needs
+torch alone."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def blocks(tokens: int, position: int, chunk: int, most: int) -> list[tuple[int,
 
 
 def pieces(tokens: int, position: int, chunk: int, semantic: bool, most: int = 1) -> list[tuple[int, int, int]]:
-    """(start, stop, chunks) of each call: the rest of a chunk begun earlier (chunks 0), whole chunks, `most` at a time, then a short last chunk."""
+    """(start, stop, chunks) of each call: the rest of a chunk begun earlier (chunks 0), whole chunks, `most` at a time, then a short
+    last chunk."""
     found, start = [], 0
     begun = position % chunk if semantic else 0
     if begun:
@@ -141,7 +143,8 @@ def pack(rule, state, carried, anchor, keys, values, tokens, batch, heads):
 
 
 def started(x: Tensor, position: int, before: int) -> Tensor:
-    """x [B, before + T, ..] with the slots before the sequence's start, whose weight is 0, filled by its first token: 0 times its loss is 0."""
+    """x [B, before + T, ..] with the slots before the sequence's start, whose weight is 0, filled by its first token: 0 times its loss
+    is 0."""
     missing = max(0, before - position)
     if not missing:
         return x

@@ -16,7 +16,8 @@ BLOCK = 512  # columns of the past handled at a time
 def run_span(step, history, rule, q, k, v, gates, params, state):
     """Run a rule over q, k [B, T, H, K] and v [B, T, H, V], chunk by chunk, over a growing past.
 
-    step, history: the emitted functions of one chunk and of one block of the past. rule: names and sizes. state: as in `run_pieces`, with `span`.
+    step, history: the emitted functions of one chunk and of one block of the past. rule: names and sizes. state: as in `run_pieces`,
+    with `span`.
     Returns y [B, T, H, V] and the state after the last token.
     """
     batch, tokens, heads = q.shape[:3]
@@ -64,7 +65,8 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
 
 
 def seen_keys(state, before):
-    """The `before` keys in front of a call, taken from the span where it holds them, so that a key's gradient has one way back however calls are cut."""
+    """The `before` keys in front of a call, taken from the span where it holds them, so that a key's gradient has one way back however
+    calls are cut."""
     span = state["span"][0]
     known = min(before, span.shape[1])
     return torch.cat([state["keys"][:, : before - known], span[:, span.shape[1] - known :]], 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .runtime import BLOCK, blocks, in_sequence, pieces
+
 SCRATCH = 1 << 30  # bytes that one kernel's programs may keep for themselves
 
 
@@ -20,16 +22,6 @@ def outside(like, dtype, axes, *sizes):
     return found.permute([order.index(a) for a in axes])
 
 
-def sizes_of(named, batch_axes):
-    """(N, B, H, LT) from the inputs; batch_axes: for each, whether it has chunks and whether it has tokens."""
-    chunks, tokens = 1, 1
-    for x, (has_chunks, token_axis) in zip(named, batch_axes):
-        chunks = x.shape[0] if has_chunks else chunks
-        tokens = x.shape[token_axis] if token_axis is not None else tokens
-    x, (has_chunks, _) = named[0], batch_axes[0]
-    return (chunks, *x.shape[has_chunks : has_chunks + 2], tokens)
-
-
 def view_chunks(x, chunks):
     """[B, L, H, ..] -> [n, B, H, L / n, ..] without a copy; `chunks` 0 leaves n away."""
     x = x.unflatten(1, (max(chunks, 1), x.shape[1] // max(chunks, 1))).permute(1, 0, 3, 2, *range(4, x.dim() + 1))
@@ -37,7 +29,7 @@ def view_chunks(x, chunks):
 
 
 def view_windows(x, chunks, before):
-    """[B, before + L, H, K] -> [n, B, H, before + L / n, K] without a copy: each chunk's tokens with the `before` tokens in front of them."""
+    """[B, before + L, H, K] -> [n, B, H, before + L / n, K] without a copy: each chunk's tokens and the `before` tokens in front of them."""
     size = (x.shape[1] - before) // max(chunks, 1)
     x = x.unfold(1, size + before, size).permute(1, 0, 2, 4, 3)
     return x if chunks else x[0]
@@ -54,7 +46,7 @@ def run_views(forward, resume, rule, q, k, v, gates, params, state):
     keys, values = (torch.cat([state["keys"].to(k), k], 1), torch.cat([state["values"].to(v), v], 1)) if before else (k, v)
     gates = {n: gates[n] for n in rule["gates"]}
     if before:
-        gates["window_gate"] = in_sequence(gates["window_gate"], position)  # noqa: F821
+        gates["window_gate"] = in_sequence(gates["window_gate"], position)
     elif "window_gate" in gates:
         gates["window_gate"] = gates["window_gate"][..., 0]
     carried = [*state["weights"].values(), *(s for own in state["slots"].values() for s in own.values())]
@@ -62,9 +54,9 @@ def run_views(forward, resume, rule, q, k, v, gates, params, state):
     learned = [params[n].expand(batch, heads, *shape) for n, shape in rule["params"].items()]
     outputs = []
     if forward is None:
-        bounds = blocks(tokens, position, rule["chunk"], BLOCK)  # noqa: F821
+        bounds = blocks(tokens, position, rule["chunk"], BLOCK)
     else:
-        bounds = pieces(tokens, position, rule["chunk"], rule["semantic"], tokens)  # noqa: F821
+        bounds = pieces(tokens, position, rule["chunk"], rule["semantic"], tokens)
     for start, stop, chunks in bounds:
         sequences = [view_chunks(q[:, start:stop], chunks)]
         sequences += [view_windows(x[:, start : stop + before], chunks, before) for x in (keys, values)]

@@ -56,7 +56,9 @@ class TritonRule(CompiledRule):
         self.backend = "triton, pinned" if pinned else "triton on CUDA or ROCm tensors"
         self.ready: dict[bool, tuple[Any, ...]] = {}  # by whether products are in float32: run, RULE, forward, resume
         if pinned and self.why_not:
-            raise KernelError(f"backend: triton, but {self.why_not}", "a plan with kernels: " + ", ".join(PLANS), "backend: torch", "backend")
+            raise KernelError(
+                f"backend: triton, but {self.why_not}", "a plan with kernels: " + ", ".join(PLANS), "backend: torch", "backend"
+            )
         if pinned or self.obstacle() is None:
             self._prepare()
 

@@ -158,7 +158,9 @@ class LayerSpec(BaseModel):
             yield SpecError(f"a ceiling of {ceiling:g} on {name}", f"none: {name} ends at {role.high:g} anyway", "leave it out", where)
         elif ceiling is not None and (role.start if start is None else start) >= ceiling:
             first = role.start if start is None else start
-            yield SpecError(f"{name}: ceiling {ceiling:g} with start {first:g}", "a ceiling above the start", f"start: {ceiling / 2:g}", where)
+            yield SpecError(
+                f"{name}: ceiling {ceiling:g} with start {first:g}", "a ceiling above the start", f"start: {ceiling / 2:g}", where
+            )
 
     def _infinite_misfits(self, channel: bool) -> Iterator[SpecError]:
         where = f"features: {self.features.kind} (only its kernel exists)"

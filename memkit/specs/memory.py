@@ -161,7 +161,9 @@ class Chain(MemoryNet):
                 )
             widths.append(width)
         if widths[-1] != values or not shapes:
-            raise SpecError(f"a chain that ends {widths[-1] / values:g} value_dim wide", "value_dim", "end with {linear: 1}", "memory.steps")
+            raise SpecError(
+                f"a chain that ends {widths[-1] / values:g} value_dim wide", "value_dim", "end with {linear: 1}", "memory.steps"
+            )
         return shapes
 
     def read(self, W: Mapping[str, Tensor], f: Tensor, x: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def _wrap(name: str, operands: int) -> None:
 
 
 def _casts() -> None:
-    builder = interpreter.InterpreterBuilder
+    builder: Any = interpreter.InterpreterBuilder
     cast, convert, dot = builder.cast_impl, builder.create_fp_to_fp, builder.create_dot
 
     def to_bf16(source: Any, target: Any) -> bool:
@@ -61,8 +61,8 @@ def _casts() -> None:
         return _narrowed(out) if _is_bf16(total) else out
 
     builder.cast_impl = lambda self, source, target: _narrowed(source) if to_bf16(source, target) else cast(self, source, target)
-    builder.create_fp_to_fp = (
-        lambda self, source, target, mode: _narrowed(source) if to_bf16(source, target) else convert(self, source, target, mode)
+    builder.create_fp_to_fp = lambda self, source, target, mode: (
+        _narrowed(source) if to_bf16(source, target) else convert(self, source, target, mode)
     )
     builder.create_dot = mended_dot
 

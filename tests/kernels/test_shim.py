@@ -27,7 +27,7 @@ def test_bfloat16_sums_products_and_scans() -> None:
     n = 16
     x, y = torch.randn(n, dtype=torch.bfloat16), torch.randn(n, dtype=torch.bfloat16)
     out, product, scanned = torch.empty_like(x), torch.empty(n, n), torch.empty(n)
-    sums[(1,)](x, y, out, product, scanned, n)
+    sums[(1,)](x, y, out, product, scanned, n=n)  # type: ignore[arg-type]
     assert torch.equal(out, x + y)
     wide = (x[:, None] * y[None, :]).float()
     torch.testing.assert_close(product, wide @ wide.T, rtol=1e-6, atol=1e-6)
@@ -37,5 +37,5 @@ def test_bfloat16_sums_products_and_scans() -> None:
 def test_casts_round_to_nearest_even() -> None:
     x = torch.cat([torch.randn(1022), torch.tensor([1.00390625, 1.01171875])])  # the last two lie halfway between neighbours
     out = torch.empty(1024, dtype=torch.bfloat16)
-    rounded[(1,)](x, out, 1024)
+    rounded[(1,)](x, out, n=1024)  # type: ignore[arg-type]
     assert torch.equal(out, x.bfloat16())

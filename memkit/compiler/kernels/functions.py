@@ -16,61 +16,61 @@ def log1p(x):
     u = 1.0 + x
     return tl.where(u == 1.0, x, tl.log(u) * x / tl.where(u == 1.0, 1.0, u - 1.0))
 ''',
-    "expm1": '''
+    "expm1": """
 @triton.jit
 def expm1(x):
     u = tl.exp(x)
     small = tl.abs(x) < 0.5
     safe = tl.where(small & (u != 1.0), u, 2.0)
     return tl.where(small, tl.where(u == 1.0, x, (safe - 1.0) * x / tl.log(safe)), u - 1.0)
-''',
-    "tanh": '''
+""",
+    "tanh": """
 @triton.jit
 def tanh(x):
     e = expm1(-2.0 * tl.abs(x))
     y = -e / (2.0 + e)
     return tl.where(x < 0.0, -y, y)
-''',
-    "sigmoid": '''
+""",
+    "sigmoid": """
 @triton.jit
 def sigmoid(x):
     e = tl.exp(-tl.abs(x))
     return tl.where(x < 0.0, e, 1.0) / (1.0 + e)
-''',
-    "gelu": '''
+""",
+    "gelu": """
 @triton.jit
 def gelu(x):
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-''',
-    "gelu_slope": '''
+""",
+    "gelu_slope": """
 @triton.jit
 def gelu_slope(x):
     normal = tl.exp(-0.5 * x * x) * 0.3989422804014327  # 1 / sqrt(2 pi)
     return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * normal
-''',
-    "silu": '''
+""",
+    "silu": """
 @triton.jit
 def silu(x):
     return x * sigmoid(x)
-''',
-    "silu_slope": '''
+""",
+    "silu_slope": """
 @triton.jit
 def silu_slope(x):
     gate = sigmoid(x)
     return gate * (1.0 + x * (1.0 - gate))
-''',
-    "softplus": '''
+""",
+    "softplus": """
 @triton.jit
 def softplus(x):
     return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
-''',
-    "sinh": '''
+""",
+    "sinh": """
 @triton.jit
 def sinh(x):
     e = expm1(tl.abs(x))
     y = 0.5 * (e + e / (e + 1.0))
     return tl.where(x < 0.0, -y, y)
-''',
+""",
     "power": '''
 @triton.jit
 def power(x, p):
@@ -116,7 +116,9 @@ def text(node: Node, args: list[str], need: Callable[[str], None]) -> str:
     if fn == "pow":
         return _power(node, args, need)
     if fn not in TEXT:
-        raise KernelError(f"the function {fn} in {node.where or 'the equation'}", "functions that a kernel has", "backend: torch", "backend")
+        raise KernelError(
+            f"the function {fn} in {node.where or 'the equation'}", "functions that a kernel has", "backend: torch", "backend"
+        )
     name = "nearest" if fn == "round" else fn
     if name in HELPERS:
         need(name)

@@ -77,7 +77,13 @@ def choose_roots(graph: Graph, results: Iterable[Node]) -> set[Node]:
             continue
         single = users[node][0] if len(users[node]) == 1 else None
         fused = single is not None and node not in fixed and _same_entries(node, single) and single in once
-        if node in fixed or node.op is Op.SOLVE or (node.op is Op.DECAY and uniform(node.args[0]) not in (0.0, 1.0)) or (is_sum(node) and not fused) or (node.op is Op.POINTWISE and not fused and (_finishes(node, users) or _costly(node, users[node]))):
+        if (
+            node in fixed
+            or node.op is Op.SOLVE
+            or (node.op is Op.DECAY and uniform(node.args[0]) not in (0.0, 1.0))
+            or (is_sum(node) and not fused)
+            or (node.op is Op.POINTWISE and not fused and (_finishes(node, users) or _costly(node, users[node])))
+        ):
             roots.add(node)
         if fused or node in roots:
             once.add(node)
@@ -242,9 +248,7 @@ def source(node: Node) -> Node:
     return node.args[0] if node.op is Op.GET else node
 
 
-def _place(
-    steps: list[Step], node: Node, shape: tuple[tuple[str, ...], int, tuple[int, int]], read: Reads, at: Mapping[Node, int]
-) -> int:
+def _place(steps: list[Step], node: Node, shape: tuple[tuple[str, ...], int, tuple[int, int]], read: Reads, at: Mapping[Node, int]) -> int:
     """The first step that a root may join, or the number of a new one."""
     first, (tile, sums, most) = 0, shape
     for dep in read.all:

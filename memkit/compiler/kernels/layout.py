@@ -10,7 +10,7 @@ from memkit.compiler.ir import Graph, Node, Op
 
 from . import keep
 from .functions import HELPERS
-from .lengths import Lengths, lengths
+from .lengths import Length, Lengths, lengths
 from .memory import Buffer, packed
 
 RESERVED = (
@@ -54,7 +54,7 @@ class Kernel:
 
 @dataclass
 class Array:
-    """Memory that kernels share: "result", which has a batch and a head axis; "wide", or "carry", which have slots along the axis of a loop."""
+    """Memory that kernels share. kind: "result" has a batch and a head axis; "carry" has slots along the axis of a loop; "wide" neither."""
 
     name: str
     kind: str
@@ -67,7 +67,7 @@ class Layout:
 
     def __init__(self, graph: Graph, given: Mapping[str, Lengths], tokens: int, hidden: Mapping[str, Buffer] | None = None) -> None:
         self.graph, self.tokens = settled(keep.unfused(graph)), tokens
-        self.length: dict[Node, dict[str, Lengths | object]] = {}
+        self.length: dict[Node, dict[str, Length]] = {}
         self.gets: dict[Node, dict[int, Node]] = {}
         self.roots: set[Node] = set()
         self._study(self.graph, [given[p.attrs["name"]] for p in self.graph.params])
@@ -128,7 +128,7 @@ class Layout:
         return name
 
     def most(self, node: Node) -> dict[str, int]:
-        return {a: length.at(self.tokens) for a, length in self.length[node].items()}  # type: ignore[attr-defined]
+        return {a: length.at(self.tokens) for a, length in self.length[node].items()}
 
     def _place(self) -> None:
         shared = self._shared()
@@ -166,7 +166,7 @@ class Layout:
         if label.startswith("saved_"):
             return self._wide(label, node)
         name = self.name(f"{label}_out")
-        sizes = [s for a in node.axes for s in (("B", "H") if a == "g" else (self.length[node][a].text,))]  # type: ignore[attr-defined]
+        sizes = [s for a in node.axes for s in (("B", "H") if a == "g" else (self.length[node][a].text,))]
         self.arrays.append(Array(name, "result", node.axes, tuple(sizes)))
         return outside(name, node.axes)
 
@@ -195,7 +195,7 @@ class Layout:
 
     def count(self, scan: Node) -> str:
         """The text of how many iterations a loop has."""
-        return self.length[scan.args[scan.attrs["carries"]]][scan.attrs["axis"]].text  # type: ignore[attr-defined]
+        return self.length[scan.args[scan.attrs["carries"]]][scan.attrs["axis"]].text
 
     def results(self) -> list[tuple[str, Buffer, Node]]:
         """For each label, where its value lies."""

@@ -1,4 +1,4 @@
-"""The configurations that ship: tiles and warps by plan, target and type of products, as `memkit kernels` found them to fit. No key has a length."""
+"""The configurations that ship: tiles and warps by plan, target and type of products, as `memkit kernels` found them to fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Configs:
 WIDE = Config(rows=64, cols=64, inner=32, warps=8)
 LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)  # one sum at a time: what a long body leaves registers for
 WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1)  # 64 lanes a wave: 4 waves hold as much as 8 warps
-EXACT = Config(rows=32, cols=32, inner=16, warps=4, roots=2, sums=1)  # float32 products without tensor cores keep whole operands in registers
+EXACT = Config(
+    rows=32, cols=32, inner=16, warps=4, roots=2, sums=1
+)  # float32 products without tensor cores keep whole operands in registers
 
 TABLE: Mapping[tuple[str, str], Configs] = {
     ("linear", "sm_80"): Configs(WIDE, WIDE),

@@ -33,7 +33,7 @@ def _longest(k: Tiles, axes: Sequence[str], length: dict[str, Length]) -> str:
 
 
 def _product_axes(k: Tiles, node: Node, at: Indices, inner: Sequence[str]) -> tuple[Node, Node, list[str]] | None:
-    """(left, right, the axes that can be summed as a product of tiles): left has the rows, right the columns, and neither the other's."""
+    """(left, right, the axes that a product of tiles can sum): left has the rows, right the columns, and neither the other's."""
     if node.op is not Op.EINSUM:
         return None
     shared = [a for a in inner if all(a in x.axes for x in node.args)]
@@ -44,7 +44,9 @@ def _product_axes(k: Tiles, node: Node, at: Indices, inner: Sequence[str]) -> tu
     return None
 
 
-def _product(k: Tiles, node: Node, at: Indices, pair: tuple[Node, Node, list[str]], over: Sequence[str], length: dict[str, Length]) -> Value:
+def _product(
+    k: Tiles, node: Node, at: Indices, pair: tuple[Node, Node, list[str]], over: Sequence[str], length: dict[str, Length]
+) -> Value:
     left, right, shared = pair
     axis = _longest(k, shared, length)
     rows, cols = k.blocks

@@ -18,7 +18,7 @@ from .writer import Writer
 
 @dataclass(frozen=True)
 class Source:
-    """One kernel. pointers and strides: its arguments in order; scratch: numbers each program keeps for itself; split: (axis, block) or None."""
+    """One kernel. pointers, strides: its arguments in order. scratch: numbers a program keeps for itself. split: (axis, block, length)."""
 
     name: str
     text: str
@@ -45,7 +45,7 @@ class KernelText(Tiles):
         taken = {*layout.names, *tables.values(), *(f"{name}_{a}" for name in layout.names for a in "nbhtsk")}
         super().__init__(config, layout.tokens, Writer(taken, depth=2))
         self.layout, self.kernel, self.tables = layout, kernel, tables
-        self.placed, self.roots, self.length = dict(layout.placed), set(layout.roots), dict(layout.length)  # type: ignore[assignment]
+        self.placed, self.roots, self.length = dict(layout.placed), set(layout.roots), {**layout.length}
         self.scratch = 0
         self.dirty: set[Node] = set()
         self.width: tuple[str, int, int] | None = None
@@ -115,7 +115,9 @@ class KernelText(Tiles):
 
     def level(self, items: Sequence[Node], at: Indices) -> None:
         """Everything one graph makes, in steps, with a barrier before what others wrote is read."""
-        steps = keep.schedule(items, self.roots, {n: self.layout_most(n) for n in items if n.op is not Op.SCAN}, (self.config.roots, self.config.sums))
+        steps = keep.schedule(
+            items, self.roots, {n: self.layout_most(n) for n in items if n.op is not Op.SCAN}, (self.config.roots, self.config.sums)
+        )
         owner = {n: i for i, step in enumerate(steps) for n in step.roots}
         read = {n: self.layout.reads(n) for n in items}
         far = {d for n in items for d in read[n].all if owner.get(d) != owner[n] or d in read[n].elsewhere}
@@ -190,7 +192,9 @@ class KernelText(Tiles):
         step = self.w.name(f"{axis}_step")
         self.w.line(f"# {'backwards ' if scan.attrs['reverse'] else ''}along {axis}: {', '.join(p.attrs['name'] for p in body.params[:k])}")
         with self.w.block(f"for {step} in range(0, {count}):"):
-            nil = self.w.let("nil", f"(nought & {step}) + {zero}")  # a 0 of this iteration: addresses are computed anew in each, not carried
+            nil = self.w.let(
+                "nil", f"(nought & {step}) + {zero}"
+            )  # a 0 of this iteration: addresses are computed anew in each, not carried
             here = Index(self.w.let(axis, f"{count} - 1 - {step} + {nil}" if scan.attrs["reverse"] else f"{step} + {nil}"))
             slot = self.w.let("slot", f"{step} + {nil}" if save else f"{step} % 2 + {nil}")
             following = self.w.let("slot_after", f"{step} + 1 + {nil}" if save else f"({step} + 1) % 2 + {nil}")
@@ -248,16 +252,33 @@ def wrapped(names: Sequence[str], width: int = 110) -> list[str]:
 
 
 def split_axis(scan: Node, k: Tiles) -> tuple[str, int, int] | None:
-    """(axis, block, length) of an axis along which programs can share a loop: every carry has it, and nothing sums or moves along it."""
+    """(axis, block, length) of an axis along which programs can share a loop: every carry has it, nothing sums or moves along it."""
     assert scan.body is not None
     nodes = scan.body.nodes()
     carries = scan.body.params[: scan.attrs["carries"]]
-    moving = (Op.RENAME, Op.SELECT, Op.SHIFT, Op.GATHER, Op.SCATTER, Op.BAND, Op.UNBAND, Op.WINDOWS, Op.FOLD, Op.MERGE, Op.SPLIT, Op.PLACE, Op.DECAY)
+    moving = (
+        Op.RENAME,
+        Op.SELECT,
+        Op.SHIFT,
+        Op.GATHER,
+        Op.SCATTER,
+        Op.BAND,
+        Op.UNBAND,
+        Op.WINDOWS,
+        Op.FOLD,
+        Op.MERGE,
+        Op.SPLIT,
+        Op.PLACE,
+        Op.DECAY,
+    )
     for axis in carries[0].axes if carries else ():
         if axis in ("g", "n") or not all(axis in c.axes for c in carries):
             continue
         blocked = any(
-            n.op is Op.SCAN or axis in keep.contracted(n) or (n.op in moving and axis in _moved(n)) or (n.op is Op.SOLVE and axis in _moved(n))
+            n.op is Op.SCAN
+            or axis in keep.contracted(n)
+            or (n.op in moving and axis in _moved(n))
+            or (n.op is Op.SOLVE and axis in _moved(n))
             for n in nodes
         )
         size = k.most(k.length[carries[0]][axis])
@@ -274,5 +295,3 @@ def _moved(node: Node) -> set[str]:
     for key in ("axes", "new"):
         found |= set(a[key]) if isinstance(a.get(key), tuple) else set()
     return {x for x in found if isinstance(x, str)} | {*a.get("names", {}), *a.get("names", {}).values()}
-
-

@@ -41,7 +41,7 @@ def power(size: int, least: int = 16) -> int:
 
 
 class Tiles:
-    """One kernel's text. Knows where kept values lie (`placed`), what a loop body's parameters stand for (`alias`), and how long axes are."""
+    """One kernel's text: where kept values lie (`placed`), what a loop body's parameters stand for (`alias`), how long axes are."""
 
     def __init__(self, config: Config, tokens: int, writer: Writer) -> None:
         self.config, self.tokens, self.w = config, tokens, writer
@@ -129,7 +129,9 @@ class Tiles:
     def made(self, node: Node, at: Indices) -> Value:
         """The value of `node`, computed here."""
         if node.op not in MAKERS:
-            raise KernelError(f"{node.op.value} in {node.where or 'the equation'}", "an operation that a kernel has", "backend: torch", "backend")
+            raise KernelError(
+                f"{node.op.value} in {node.where or 'the equation'}", "an operation that a kernel has", "backend: torch", "backend"
+            )
         return MAKERS[node.op](self, node, at)
 
     def load(self, node: Node, at: Indices) -> Value:
@@ -217,7 +219,9 @@ def _shift(k: Tiles, node: Node, at: Indices) -> Value:
 def _tril(k: Tiles, node: Node, at: Indices) -> Value:
     rows, cols, diagonal = at[node.attrs["rows"]], at[node.attrs["cols"]], node.attrs["diagonal"]
     value = k.value(node.args[0], at)
-    return where(k, node, f"{cols.text} <= {rows.text} + {diagonal}" if diagonal else f"{cols.text} <= {rows.text}", rows.dims | cols.dims, value)
+    return where(
+        k, node, f"{cols.text} <= {rows.text} + {diagonal}" if diagonal else f"{cols.text} <= {rows.text}", rows.dims | cols.dims, value
+    )
 
 
 def _band(k: Tiles, node: Node, at: Indices) -> Value:
@@ -252,7 +256,9 @@ def _merge(k: Tiles, node: Node, at: Indices) -> Value:
 def _split(k: Tiles, node: Node, at: Indices) -> Value:
     (t, j), size = node.attrs["new"], node.attrs["size"]
     a, b = at[t], at[j]
-    return k.value(node.args[0], {**at, node.attrs["axis"]: Index(f"({a.text} * {size} + {b.text})", a.dims | b.dims, both(a.guard, b.guard))})
+    return k.value(
+        node.args[0], {**at, node.attrs["axis"]: Index(f"({a.text} * {size} + {b.text})", a.dims | b.dims, both(a.guard, b.guard))}
+    )
 
 
 def _place(k: Tiles, node: Node, at: Indices) -> Value:
@@ -301,7 +307,9 @@ def _fold(k: Tiles, node: Node, at: Indices) -> Value:
     with k.one_by_one(a["inner"], Length(a["size"])) as inner:
         start = f"({s.text} - {inner.text})"
         outer = start if a["step"] == 1 else f"({start} // {a['step']})"
-        inside = f"({start} >= 0) & ({outer} < {k.length[x][a['outer']].text})" + ("" if a["step"] == 1 else f" & ({start} % {a['step']} == 0)")
+        inside = f"({start} >= 0) & ({outer} < {k.length[x][a['outer']].text})" + (
+            "" if a["step"] == 1 else f" & ({start} % {a['step']} == 0)"
+        )
         value = k.value(x, {**at, a["outer"]: s.moved(outer, inside), a["inner"]: inner})
         k.w.line(f"{total} += tl.where({inside}, {value.text}, 0.0)")
     return Value(total, frozenset(range(k.rank)))

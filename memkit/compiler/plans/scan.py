@@ -52,7 +52,8 @@ def from_window(token: Chunk, at: dict[str, Node]) -> dict[str, Node]:
 
 
 def token_loop(chunk: Chunk, seen: dict[str, Node], gradient: Gradient) -> tuple[Node, dict[str, Node], Slots]:
-    """A SCAN over the chunk's tokens. `seen`: extra sequences [g, t, ..] that `gradient` needs, by the name of a Chunk field or of its own."""
+    """A SCAN over the chunk's tokens. `seen`: extra sequences [g, t, ..] that `gradient` needs, by the name of a Chunk field or of its
+    own."""
     sequences = {"q": chunk.q, **seen, **{n: g for n, g in chunk.gates.items() if g.op is not Op.CONST}}
     inner = {n: ir.param(n, tuple(a for a in x.axes if a != "t")) for n, x in sequences.items()}
     carries = state_nodes(chunk.weights, chunk.slots)

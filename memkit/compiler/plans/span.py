@@ -1,7 +1,9 @@
 """Plan `span`: features that exist only as a kernel. Weights over them are kept as coefficients on the keys seen so far.
 
-W phi(x) = sum_n d_n kernel(k_n, x). One graph runs a chunk, given what earlier keys contribute (`past_..`); a second one, `history`, computes
-that contribution block by block, so that no [T, T] tensor exists. The chunk itself is the `solve` tile for a linear memory at every token, else
+W phi(x) = sum_n d_n kernel(k_n, x). One graph runs a chunk, given what earlier keys contribute (`past_..`); a second one, `history`,
+computes
+that contribution block by block, so that no [T, T] tensor exists. The chunk itself is the `solve` tile for a linear memory at every
+token, else
 the `frozen` chunk; a deep memory with a gradient at every token is a chunk of one token.
 """
 
@@ -49,7 +51,8 @@ def tile(facts: Facts) -> int:
 
 
 def lower(eq: Equations, facts: Facts) -> Graph:
-    """The graph of one chunk; inputs end with the past's contributions, results with the chunk's own coefficients and what is left of older ones."""
+    """The graph of one chunk; inputs end with the past's contributions, results with the chunk's own coefficients and what is left of
+    older ones."""
     chunk, carries, slices, consts = chunk_params(eq, facts, facts.grad_at == "chunk")
     past = past_nodes(eq, facts)
     chunk = Chunk(**{**vars(chunk), "past": past})
