@@ -36,7 +36,7 @@ class Function:
 
 @dataclass(frozen=True)
 class KernelModule:
-    """The source of a rule's kernels, and its functions by name: chunks, chunks_saving, chunks_backward, and perhaps the same for resume."""
+    """The source of a rule's kernels, and its functions: chunks, chunks_saving, chunks_backward, perhaps the same for resume."""
 
     source: str
     functions: Mapping[str, Function]
@@ -116,10 +116,14 @@ def head(eq: Equations, plan: str, title: str, chunk: int) -> str:
     sizes = ", ".join(f"{axis}={size}" for axis, size in eq.sizes.items())
     rows = [
         f'"""{title}: Triton kernels of plan {plan}, {sizes}.', "",
-        "N chunks of at most LT tokens, g = b * H + h. Values a program keeps for itself lie in `scratch` (called mine), those that kernels share in",
-        "arrays of their own; both are F. Products take operands of type D (precision P), systems are solved in F (precision S).", '"""', "",
+        "N chunks of at most LT tokens, g = b * H + h. What a program keeps for itself lies in `scratch` (called mine), what kernels",
+        "share in arrays of their own; both are F. Products take operands of type D (precision P), systems are solved in F",
+        "(precision S). nought is 0 and nil a 0 of one step: the compiler, which does not know, makes addresses where they are used.",
+        '"""',
+        "",
         "import torch", "import triton", "import triton.language as tl", "from torch import Tensor", "",
-        f"SCRATCH = {runtime_triton.SCRATCH}  # bytes that one kernel's programs may keep for themselves", f"BLOCK = {runtime.BLOCK}", "RULE = {",
+        f"SCRATCH = {runtime_triton.SCRATCH}  # bytes that one kernel's programs may keep",
+        f"BLOCK = {runtime.BLOCK}", "RULE = {",
         *(f"    {key!r}: {value!r}," for key, value in rule.items()), "}",
     ]  # fmt: skip
     return "\n".join(rows)

@@ -29,7 +29,7 @@ def view_chunks(x, chunks):
 
 
 def view_windows(x, chunks, before):
-    """[B, before + L, H, K] -> [n, B, H, before + L / n, K] without a copy: each chunk's tokens and the `before` tokens in front of them."""
+    """[B, before + L, H, K] -> [n, B, H, before + L / n, K] without a copy: each chunk's tokens and `before` more in front."""
     size = (x.shape[1] - before) // max(chunks, 1)
     x = x.unfold(1, size + before, size).permute(1, 0, 2, 4, 3)
     return x if chunks else x[0]

@@ -101,7 +101,8 @@ TEXT: Mapping[str, str] = {
     "round": "nearest({0})",
 }  # fmt: skip
 COSTLY = (
-    "exp", "log", "erf", "sin", "cos", "tanh", "sigmoid", "gelu", "gelu_slope", "silu", "silu_slope", "softplus", "sinh", "cosh", "expm1", "log1p",
+    "exp", "log", "erf", "sin", "cos", "tanh", "sigmoid", "gelu", "gelu_slope", "silu", "silu_slope", "softplus", "sinh", "cosh", "expm1",
+    "log1p",
     "pow", "div",
 )  # fmt: skip
 

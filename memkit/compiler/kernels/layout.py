@@ -14,7 +14,8 @@ from .lengths import Length, Lengths, lengths
 from .memory import Buffer, packed
 
 RESERVED = (
-    "triton", "tl", "torch", "zero", "zero64", "G", "g", "b", "h", "n", "item", "mine", "scratch", "groups", "heads", "N", "LT", "nought", "D", "F", "P", "S",
+    "triton", "tl", "torch", "zero", "zero64", "G", "g", "b", "h", "n", "item", "mine", "scratch", "groups", "heads", "N", "LT", "nought",
+    "D", "F", "P", "S",
     "B", "H", "X", "sizes", "how", "like", "grid", *HELPERS, *(f"lane{1 << i}" for i in range(3, 13)),
 )  # fmt: skip
 GROUP, EVERY, LOOP = 0, 1, 2  # what a kernel's items are: every g; every (n, g); every g with a loop over n

@@ -358,6 +358,7 @@ def _reduce(k: Tiles, node: Node, at: Indices) -> Value:
 
 MAKERS: Mapping[Op, Callable[[Tiles, Node, Indices], Value]] = {
     Op.POINTWISE: _pointwise, Op.RENAME: _rename, Op.EXPAND: _expand, Op.SELECT: _select, Op.SHIFT: _shift, Op.TRIL: _tril, Op.BAND: _band,
-    Op.UNBAND: _unband, Op.WINDOWS: _windows, Op.MERGE: _merge, Op.SPLIT: _split, Op.PLACE: _place, Op.GATHER: _gather, Op.SCATTER: _scatter,
+    Op.UNBAND: _unband, Op.WINDOWS: _windows, Op.MERGE: _merge, Op.SPLIT: _split, Op.PLACE: _place, Op.GATHER: _gather,
+    Op.SCATTER: _scatter,
     Op.FOLD: _fold, Op.DECAY: _decay, Op.TENSOR: _tensor, Op.EINSUM: _einsum, Op.REDUCE: _reduce,
 }  # fmt: skip
