@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -26,15 +25,14 @@ from memkit.specs.errors import SpecError
 
 
 @pytest.fixture
-def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def sides(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import a module of a worker's side as the worker does, from its own folder."""
     monkeypatch.syspath_prepend(str(HERE))
 
     def load(name: str) -> ModuleType:
         return importlib.import_module(name)
 
-    yield load
-    gc.unfreeze()
+    return load
 
 
 @pytest.fixture(autouse=True)

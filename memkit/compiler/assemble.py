@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from . import ir, runtime, runtime_span
 from .backward import backward
 from .build import Equations
@@ -62,7 +64,7 @@ def again(function, inputs, grads, needed):
         rest = iter(some)
         return function(*(next(rest) if need else x for x, need in zip(inputs, needed)))
 
-    found = iter(torch.func.vjp(of, *wanted)[1](tuple(grads)))  # noqa: F821
+    found = iter(torch.func.vjp(of, *wanted)[1](tuple(grads)))
     return tuple(next(found) if need else None for need in needed)
 
 

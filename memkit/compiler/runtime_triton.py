@@ -64,6 +64,7 @@ def run_views(forward, resume, rule, q, k, v, gates, params, state):
         if rule["semantic"] and (position + start) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]
         call = forward if chunks else resume
+        assert call is not None
         y, *carried = call(*sequences, *carried, *([] if chunks else anchor), *learned)
         outputs.append(from_views(y, chunks > 0))
         if rule["semantic"] and (position + stop) % rule["chunk"] == 0:

@@ -101,7 +101,7 @@ class Watcher(TorchDispatchMode):
             self.know(tensor, None)
             if id(tensor) in self.opaque:
                 raise Untraceable(f"the second result of {self.opaque[id(tensor)]}", "its first result alone")
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and name != "clamp_min_":  # torch's own cosine_similarity keeps norms off 0 in this way
             raise Untraceable("no_grad, or an autograd.Function", "equations that are differentiated as written")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Untraceable(name, "no random numbers")
