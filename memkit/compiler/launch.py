@@ -5,9 +5,11 @@ Where it sits: above `emit_triton`, below `pipeline`. triton is imported when a 
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +22,7 @@ from memkit.specs.errors import KernelError
 
 from .emit_torch import compile_source
 from .emit_triton import Function, KernelModule
+from .ir import GraphError
 from .runtime_triton import outside
 
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -189,6 +192,24 @@ def _fake(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[T
     return shapes(function, inputs[0], sizes, dtype)
 
 
+SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+
+
+def measured(text: str, sizes: Mapping[str, int]) -> int:
+    """The value of a length that the emitter wrote: whole numbers and sizes with + - * //."""
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.Name):
+            return sizes[node.id]
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
+            return SIGNS[type(node.op)](value(node.left), value(node.right))
+        raise GraphError(f"{text!r} is no length")
+
+    return value(ast.parse(text, mode="eval").body)
+
+
 def shapes(function: Function, like: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
     """Empty results of a function."""
     N, B, H, LT = sizes
@@ -196,7 +217,7 @@ def shapes(function: Function, like: Tensor, sizes: Sequence[int], dtype: torch.
     arrays, found = {a.name: a for a in function.layout.arrays}, []
     for label, place, _ in function.layout.results():
         array = arrays[place.name]
-        size = [eval(s, {"N": N, "B": B, "H": H, "LT": LT, "G": B * H}) for s in array.sizes]
+        size = [measured(s, {"N": N, "B": B, "H": H, "LT": LT, "G": B * H}) for s in array.sizes]
         if array.kind == "result":
             axes = tuple(x for a in array.axes for x in (("b", "h") if a == "g" else (a,)))
             found.append(outside(like, dtype if label in ("y", "q", "keys", "values") else number, axes, *size))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from memkit.specs.bias import AttentionalBias, Expression
 from memkit.specs.errors import ShapeError, SpecError
 from memkit.specs.features import Polynomial
 from memkit.specs.layer import LayerSpec

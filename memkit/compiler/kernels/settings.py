@@ -17,21 +17,22 @@ class Configs:
 
 
 WIDE = Config(rows=64, cols=64, inner=32, warps=8)
-LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)  # one sum at a time: what a long body leaves registers for
+HALF = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=2)
+PAIR = Config(rows=64, cols=64, inner=32, warps=8, roots=2, sums=1)
+SHORT = Config(rows=32, cols=64, inner=32, warps=8, roots=1, sums=1)  # one sum at a time: what a long body leaves registers for
+LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)
 WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1)  # 64 lanes a wave: 4 waves hold as much as 8 warps
-EXACT = Config(
-    rows=32, cols=32, inner=16, warps=4, roots=2, sums=1
-)  # float32 products without tensor cores keep whole operands in registers
+EXACT = Config(rows=32, cols=32, inner=16, warps=4, roots=2, sums=1)  # float32 products keep whole operands in registers
 
 TABLE: Mapping[tuple[str, str], Configs] = {
     ("linear", "sm_80"): Configs(WIDE, WIDE),
     ("linear", "sm_90"): Configs(WIDE, WIDE),
     ("linear", "gfx942"): Configs(WAVES, WAVES),
-    ("solve", "sm_80"): Configs(WIDE, LEAN),
-    ("solve", "sm_90"): Configs(WIDE, WIDE),
+    ("solve", "sm_80"): Configs(WIDE, HALF),
+    ("solve", "sm_90"): Configs(WIDE, HALF),
     ("solve", "gfx942"): Configs(WAVES, WAVES),
     ("frozen", "sm_80"): Configs(LEAN, LEAN),
-    ("frozen", "sm_90"): Configs(LEAN, WIDE),
+    ("frozen", "sm_90"): Configs(SHORT, PAIR),
     ("frozen", "gfx942"): Configs(WAVES, WAVES),
     ("orthogonal", "sm_80"): Configs(LEAN, LEAN),
     ("orthogonal", "sm_90"): Configs(LEAN, LEAN),
