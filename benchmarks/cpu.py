@@ -110,7 +110,13 @@ def steps(name: str, bench: Bench) -> int:
     if name == "curves":
         lines = sum(len(systems) for systems in curves.families(bench).values())
         return bench.size(5, 2) * len(curves.families(bench)) + lines * len(curves.MODES)
-    known = {"titans": 2, "window": bench.size(3, 2), "naive": len(peer_sections.NAIVE), "attention": bench.size(5, 2)}
+    known = {
+        "titans": 2,
+        "memory": bench.size(3, 1),
+        "window": bench.size(3, 2),
+        "naive": len(peer_sections.NAIVE),
+        "attention": bench.size(5, 2),
+    }
     presets = {"lengths": own_sections.bounded, "loop": own_sections.memkit.presets}
     return len(presets[name]()) if name in presets else known.get(name, 1)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import statistics
 from typing import Any
 
 from benchmarks.bench import Bench, Section, differ, mib, ms
@@ -11,6 +10,7 @@ from benchmarks.process import Missing, Worker
 
 # (width, chunk, tokens), (bar against batch_size = chunk size, bar against the default)
 TITANS = (((64, 64, 1024), (5.0, 1.5)), ((128, 16, 4096), (20.0, 8.0)))
+CASES = (("ours", "peer_titans"), ("titans", "memory"))  # modules, cases
 SMALL = ((16, 8, 64), (16, 4, 128))
 DELTA, SMALL_DELTA = (4096, 8, 64), (256, 2, 16)  # tokens, heads, width
 NAIVE = {
@@ -53,49 +53,36 @@ def titans(b: Bench, s: Section) -> None:
 
 
 def memory(b: Bench, s: Section) -> None:
-    """Peak memory of the larger titans case, a fresh process each."""
+    """Peak memory of the larger titans case, over imports, in fresh processes."""
     d, C, T = b.size(TITANS[1][0], SMALL[1])
-    s.title = f"Peak memory of titans, d {d}, C {C}, T {T}, forward + backward"
-    s.columns = ["side", "over imports", "over a first tiny run"]
+    s.title = f"Peak memory of titans over imports, d {d}, C {C}, T {T}, forward + backward"
+    s.columns = ["side", "median", "of fresh processes"]
     bar = s.bar(f"titans, d {d}, C {C}, T {T}: less peak memory than titans-pytorch, same semantics", ">=", 10)
-    b.step("memory of titans")
-    ours = [added(side, T, "ours", "titans", often, d=d, C=C) for side, often in ((b.ours, False), (b.ours, True))]
-    theirs = [
-        added(side, T, "peer_titans", "memory", often, d=d, C=C, batched=True) for side, often in ((b.theirs, False), (b.theirs, True))
-    ]
-    detail = (
-        f"{mib(ours[0][0])} against {mib(theirs[0][0])}; with garbage collected all the time {mib(ours[1][0])} against {mib(theirs[1][0])}"
-    )
-    bar.fill(theirs[0][0] / ours[0][0], detail=detail)
-    for side, (usual, often) in (("memkit", ours), ("titans-pytorch, batch_size = chunk_size", theirs)):
-        s.rows += [[side, *map(mib, usual)], [f"{side}, collecting all the time", *map(mib, often)]]
+    held: dict[str, list[int]] = {"memkit": [], "titans-pytorch, batch_size = chunk_size": []}
+    for _ in range(b.size(3, 1)):
+        b.step("memory of titans")
+        for side, peaks, module, case, more in zip((b.ours, b.theirs), held.values(), CASES[0], CASES[1], ({}, {"batched": True})):
+            with side() as worker:
+                peaks.append(over_imports(worker, module, case, T=T, d=d, C=C, **more))
+    ours, theirs = (statistics.median(peaks) for peaks in held.values())
+    least = [min(peaks) for peaks in held.values()]
+    bar.fill(theirs / ours, least[1] / least[0], f"{mib(ours)} against {mib(theirs)}")
+    s.rows = [[name, mib(statistics.median(peaks)), ", ".join(map(mib, peaks))] for name, peaks in held.items()]
     s.notes.append(
-        "The most memory the process held in two runs, less what it held after imports (the bar), or after a run of one chunk, when "
-        "libraries are set up and the rule is compiled; each in a fresh process. A run that leaves reference cycles holds its memory until "
-        "Python's collector comes by: `collecting all the time` makes it come often, which takes time but shows what is truly needed."
+        "The most memory a process held in two runs, less what it held after imports. titans-pytorch's differs from process to process, as "
+        "the allocator can or cannot use freed pieces again; so there are several, and the least of each side gives `best runs`."
     )
 
 
-def added(side: Callable[[], AbstractContextManager[Worker]], T: int, module: str, case: str, often: bool, **args: Any) -> list[int]:
-    """Bytes of peak memory that a case adds over two runs: to its imports, and to a first tiny run."""
-    found = []
-    for base_of in (imported, tiny):
-        with side() as worker:
-            base = base_of(worker, module, case, "both", **args)
-            if often:
-                worker.ask("collect_often")
-            worker.load("case", module, case, T=T, **args)
-            for _ in range(2):
-                worker.ask("run", key="case", mode="both")
-            found.append(max(2**16, worker.ask("peak") - base))
-    return found
-
-
-def imported(worker: Worker, module: str, case: str, mode: str, **args: Any) -> int:
-    """Bytes held after imports; the peak starts again from there."""
+def over_imports(worker: Worker, module: str, case: str, **args: Any) -> int:
+    """Bytes of peak memory that a case adds to what its imports hold, over two runs."""
     worker.ask("imports", module=module)
     worker.ask("reset")
-    return worker.ask("peak")
+    base = worker.ask("peak")
+    worker.load("case", module, case, **args)
+    for _ in range(2):
+        worker.ask("run", key="case", mode="both")
+    return max(2**16, worker.ask("peak") - base)
 
 
 def tiny(worker: Worker, module: str, case: str, mode: str, **args: Any) -> int:

@@ -4,7 +4,7 @@
     {"do": "run", "key": k, "mode": "both"}                         ->  {"ok": seconds of one run}
     {"do": "value", "key": k}                                       ->  {"ok": a few numbers of its output}
     {"do": "peak"}                                                  ->  {"ok": bytes, the most held since the last `reset`}
-    {"do": "reset"} forgets the peak; {"do": "drop"} the cases; "imports" a module; "collect_often" is the method below.
+    {"do": "reset"} forgets the peak; {"do": "drop"} the cases; "imports" a module.
 A case is a function of `module` that returns an object with `forward()` and `both()`; `info` (a dict) and `value()` if it has them.
 It imports nothing of memkit, since peers run without it.
 """
@@ -76,11 +76,6 @@ class Cases:
 
     def imports(self, module: str) -> None:
         importlib.import_module(module)
-
-    def collect_often(self) -> None:
-        """Let Python look for reference cycles after every few objects, all of them each time."""
-        gc.freeze()
-        gc.set_threshold(200, 1, 1)
 
     def drop(self) -> None:
         self.loaded.clear()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memkit.specs.errors import KernelError, PlanError
+from memkit.specs.errors import KernelError, PlanError, SpecError
 from memkit.specs.layer import LayerSpec
 from memkit.specs.rule import Rule
 from memkit.specs.state import MemoryState, Span
@@ -20,7 +20,7 @@ from .build import Equations, build
 from .cost import report
 from .emit_torch import compile_source
 from .facts import Facts, facts
-from .ir import Graph
+from .ir import Graph, GraphError
 from .memory import check_memory, needed
 from .passes import FORWARD, kernel_trick
 from .plans import PLANS, Choice, choose
@@ -145,7 +145,16 @@ def _compiled(spec: LayerSpec, key_dim: int, value_dim: int, plan: str) -> Compi
     kinds = tuple(type(component) for _, component in spec.components())  # a kind can be written anew under its old name
     key = (spec.model_dump_json(exclude={"name", "source", "layer"}), kinds, key_dim, value_dim, plan)
     if key not in _CACHE:
-        _CACHE[key] = compile_spec(Rule(spec, key_dim, value_dim), plan)
+        try:
+            _CACHE[key] = compile_spec(Rule(spec, key_dim, value_dim), plan)
+        except GraphError as error:  # a formula that no user could know to be too much for the compiler
+            own = ", ".join(f"{path}: {component.kind}" for path, component in spec.components())
+            raise SpecError(
+                f"formulas that the compiler cannot join ({error})",
+                f"a spec it can lower; here {own}",
+                "memkit.reference runs it",
+                "compile",
+            ) from error
     return _CACHE[key]
 
 

@@ -50,6 +50,11 @@ def kernels_of(compiled: Compiled, title: str) -> Kernels:
 class TritonRule(CompiledRule):
     """A compiled rule with kernels. pinned: it runs them or raises; else it runs them wherever they can run."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and pickles: compiled anew."""
+        base = CompiledRule(self.spec, self.key_dim, self.value_dim, self._pin)
+        return type(self), (base, self.pinned)
+
     def __init__(self, base: CompiledRule, pinned: bool) -> None:
         self.__dict__.update(base.__dict__)
         self.pinned, self.why_not = pinned, refusal(self.compiled)

@@ -9,6 +9,12 @@ from memkit.specs.errors import KernelError
 
 # functions that need a definition of their own, printed at the head of the module where they are used
 HELPERS: Mapping[str, str] = {
+    "settle": '''
+@triton.jit
+def settle():
+    """Wait until the stores of this wave are made: on this target a barrier alone does not."""
+    tl.inline_asm_elementwise("s_waitcnt vmcnt(0)\\nv_mov_b32 $0, $1", "=v,v", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1)
+''',
     "log1p": '''
 @triton.jit
 def log1p(x):

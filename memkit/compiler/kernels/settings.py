@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .tile import Config
 
@@ -21,7 +21,7 @@ HALF = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=2)
 PAIR = Config(rows=64, cols=64, inner=32, warps=8, roots=2, sums=1)
 SHORT = Config(rows=32, cols=64, inner=32, warps=8, roots=1, sums=1)  # one sum at a time: what a long body leaves registers for
 LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)
-WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1)  # 64 lanes a wave: 4 waves hold as much as 8 warps
+WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1, settle=True)  # 64 lanes a wave: 4 waves hold as much as 8 warps
 EXACT = Config(rows=32, cols=32, inner=16, warps=4, roots=2, sums=1)  # float32 products keep whole operands in registers
 
 TABLE: Mapping[tuple[str, str], Configs] = {
@@ -42,4 +42,7 @@ TABLE: Mapping[tuple[str, str], Configs] = {
 
 def configs_for(plan: str, target: str, single: bool) -> Configs:
     """The shipped configurations. single: products in float32."""
-    return Configs(EXACT, EXACT) if single else TABLE[plan, target]
+    if not single:
+        return TABLE[plan, target]
+    exact = replace(EXACT, settle=TABLE[plan, target].loop.settle)
+    return Configs(exact, exact)

@@ -40,7 +40,7 @@ def solve(k: Tiles, node: Node, out: Buffer, at: Indices, width: str) -> None:
             beyond = both(f"({row.text} {'<' if back else '>'} {at_row})", row.guard, column.guard)
             k.w.line(f"{x} -= tl.where({beyond}, {factor.text}, 0.0) * {known}[None, :]")
         k.write(out, {**here, rows: row}, _value(x))
-        k.w.line("tl.debug_barrier()")
+        k.barrier()
 
 
 def _earlier(k: Tiles, node: Node, out: Buffer, here: Indices, block: tuple[str, Index, str, str], back: bool) -> None:

@@ -61,7 +61,7 @@ class KernelText(Tiles):
             self.split = self.width and self.width[:2]
         at = {"g": Index("g"), **({"n": Index("n")} if self.kernel.kind == EVERY else {})}
         self.level(self.kernel.items, at)
-        self.w.line("tl.debug_barrier()")
+        self.barrier()
         pointers = tuple(self.used)
         strides = tuple(s for b in self.used.values() for s in b.arguments)
         lines = [x.replace(MINE, "mine += ") for x in self.w.lines if self.scratch or MINE not in x]
@@ -132,7 +132,7 @@ class KernelText(Tiles):
             self.dirty.update(n for n in step.roots if n in self.placed or n.op is Op.SCAN)
 
     def barrier(self) -> None:
-        self.w.line("tl.debug_barrier()")
+        super().barrier()
         self.dirty.clear()
 
     def step(self, step: keep.Step, at: Indices) -> None:

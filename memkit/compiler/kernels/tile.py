@@ -23,6 +23,7 @@ class Config:
     """Sizes of a kernel's tiles. They change registers and speed, never results beyond the order of sums.
 
     rows, cols: of a tile of results. inner: how much of a sum is loaded at once. line: entries of a vector at once.
+    roots, sums: the most values, and sums among them, made in one loop over tiles. settle: a barrier must be told to wait for stores.
     """
 
     rows: int = 64
@@ -33,6 +34,7 @@ class Config:
     stages: int = 1
     roots: int = 4
     sums: int = 3
+    settle: bool = False
 
 
 def power(size: int, least: int = 16) -> int:
@@ -109,6 +111,13 @@ class Tiles:
 
     def shape(self) -> str:
         return f"({', '.join(map(str, self.blocks))}{',' if len(self.blocks) == 1 else ''})"
+
+    def barrier(self) -> None:
+        """All that this program stored is there for all of its threads."""
+        if self.config.settle:
+            self.helpers.add("settle")
+            self.w.line("settle()")
+        self.w.line("tl.debug_barrier()")
 
     # ---- values
 
