@@ -186,7 +186,7 @@ def substitute(graph: Graph, values: dict[str, Node]) -> list[Node]:
         elif node.op in (Op.RENAME, Op.EXPAND) and not args[0].axes:
             new[node] = args[0]
         elif node.op is Op.EINSUM and all(set(a.axes) <= set(node.axes) for a in args):
-            new[node] = ir.mul(*args)
+            new[node] = ir.mul(args[0], args[1])
         else:
             new[node] = ir.lift(node, args)
     kept = tuple(p for p in graph.params if p.attrs["name"] not in values)

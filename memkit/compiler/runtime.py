@@ -119,7 +119,7 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
         sequences += [to_chunks(g, chunks) for g in gate_parts]
         if rule["semantic"] and (position + start) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]
-        call = forward if chunks else resume
+        call = resume if forward is None or not chunks else forward
         y, *carried = call(*sequences, *carried, *(() if chunks else anchor), *learned)
         outputs.append(from_chunks(y, batch, chunks > 0))
         if rule["semantic"] and (position + stop) % rule["chunk"] == 0:

@@ -214,7 +214,8 @@ def test_an_override_of_a_section_replaces_it_and_of_a_field_expands_it() -> Non
     assert load_spec({}, {"layer.heads": 2, "window.size": 3}).layer.heads == 2
     assert load_text("retention: scalar\n", overrides={"retention.gate.start": 0.7}).roles()["retain"][1] == Input(start=0.7)
     muon = load_text("optimizer: muon\n", overrides={"optimizer.step_size.kind": "learned"})
-    assert muon.optimizer.model_dump(exclude_none=True)["step_size"] == {"kind": "learned", "start": 0.02}
+    step = muon.optimizer.model_dump()["step_size"]
+    assert (step["kind"], step["start"]) == ("learned", 0.02)
 
 
 @pytest.mark.parametrize("none", ["none", None, 1, 1.0, {"kind": "number", "value": 1}])
