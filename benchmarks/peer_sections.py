@@ -69,8 +69,8 @@ def memory(b: Bench, s: Section) -> None:
     bar.fill(theirs / ours, least[1] / least[0], f"{mib(ours)} against {mib(theirs)}")
     s.rows = [[name, mib(statistics.median(peaks)), ", ".join(map(mib, peaks))] for name, peaks in held.items()]
     s.notes.append(
-        "The most memory a process held in two runs, less what it held after imports. titans-pytorch's differs from process to process, as "
-        "the allocator can or cannot use freed pieces again; so there are several, and the least of each side gives `best runs`."
+        "The most memory a process held in two runs, less what it held after imports. titans-pytorch's differs much "
+        "from process to process, so there are several; the least of each side gives `best runs`."
     )
 
 

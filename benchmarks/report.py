@@ -17,7 +17,8 @@ from benchmarks.process import PEERS
 COMPARED = ("titans-pytorch", "fla-core", "transformers")
 METHOD = """\
 - One run, float32, batch 1. What is compared runs in turns, A B A B, so that both meet the same machine; each ratio is of medians, after
-  runs that do not count. `best runs` is the ratio of the least values: far from the other in a time, it says that something else held the cores.
+  runs that do not count. `best runs` is the ratio of the least values: far from the
+  other in a time, it says that something else held the cores.
 - Each side is a process of its own, garbage collected before a run, with as many threads as the machine line says. The peers live in an
   environment of their own, `benchmarks/.venv`, with the versions of `benchmarks/peers.txt`; nothing of theirs is part of memkit.
 - Forward + backward gives the gradients of every input. Inputs are drawn: unit keys and queries, retain from 0.95, momentum to 0.9, step

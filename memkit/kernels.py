@@ -60,7 +60,7 @@ def resources(rule: CompiledRule, target: str, dtype: str) -> Iterator[Resources
     """Every kernel of a training step of one rule, under the shipped configuration."""
     compiled, plan = rule.compiled, rule.plan
     graphs = {n: s.last for n, s in compiled.graphs.items()}
-    configs = configs_for(plan, target, dtype == "fp32")
+    configs = configs_for(plan, target, dtype == "fp32", max(compiled.equations.sizes.values()))
     module = kernel_module(compiled.equations, plan, rule.spec.name, graphs, compiled.chunk, configs, plan in CHUNK_PARALLEL)
     first = "chunks" if "chunks" in module.functions else "resume"
     yield from measure(module, (f"{first}_saving", f"{first}_backward"), target, dtype)

@@ -46,7 +46,7 @@ def kernel_module(
     eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int, configs: Configs | None = None, parallel: bool = True
 ) -> KernelModule:
     """Kernels for `graphs`, the last stages of a plan's. parallel: matrices for every chunk are made before the loop, not in it."""
-    configs = configs or configs_for(plan, "sm_90", False)
+    configs = configs or configs_for(plan, "sm_90", False, max(eq.sizes.values()))
     given = start(eq.sizes, eq.window)
     tables: dict[tuple, str] = {}
     made: dict[str, Function] = {}

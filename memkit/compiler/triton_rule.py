@@ -40,7 +40,7 @@ def kernels_of(compiled: Compiled, title: str) -> Kernels:
     graphs = {n: stages.last for n, stages in compiled.graphs.items()}
 
     def make(target: str, single: bool) -> KernelModule:
-        configs = configs_for(plan, target, single)
+        configs = configs_for(plan, target, single, max(compiled.equations.sizes.values()))
         return kernel_module(compiled.equations, plan, title, graphs, compiled.chunk, configs, plan in CHUNK_PARALLEL)
 
     key = f"{title}_{hashlib.sha256(compiled.source.encode()).hexdigest()[:16]}"

@@ -21,6 +21,7 @@ HALF = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=2)
 PAIR = Config(rows=64, cols=64, inner=32, warps=8, roots=2, sums=1)
 SHORT = Config(rows=32, cols=64, inner=32, warps=8, roots=1, sums=1)  # one sum at a time: what a long body leaves registers for
 LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)
+NARROW = Config(rows=64, cols=32, inner=16, warps=8, roots=1, sums=1)
 WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1, settle=True)  # 64 lanes a wave: 4 waves hold as much as 8 warps
 EXACT = Config(rows=32, cols=32, inner=16, warps=4, roots=2, sums=1)  # float32 products keep whole operands in registers
 
@@ -40,9 +41,13 @@ TABLE: Mapping[tuple[str, str], Configs] = {
 }
 
 
-def configs_for(plan: str, target: str, single: bool) -> Configs:
-    """The shipped configurations. single: products in float32."""
+WIDEST = 512  # from here on an axis is gone through in so many tiles that its addresses, too, take registers
+OVER_WIDEST: Mapping[tuple[str, str], Configs] = {("frozen", "sm_80"): Configs(NARROW, LEAN)}
+
+
+def configs_for(plan: str, target: str, single: bool, widest: int) -> Configs:
+    """The shipped configurations. single: products in float32. widest: the longest axis that is not time."""
     if not single:
-        return TABLE[plan, target]
+        return OVER_WIDEST.get((plan, target), TABLE[plan, target]) if widest > WIDEST else TABLE[plan, target]
     exact = replace(EXACT, settle=TABLE[plan, target].loop.settle)
     return Configs(exact, exact)
