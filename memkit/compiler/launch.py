@@ -32,7 +32,10 @@ TOKENS = ("q", "keys", "values", "grad_y")  # the first of these among a functio
 @cache
 def can_import() -> bool:
     """Whether triton is installed."""
-    return find_spec("triton") is not None
+    try:
+        return find_spec("triton") is not None
+    except (ImportError, ValueError):  # something on the way to it says no
+        return False
 
 
 def interpreted() -> bool:
