@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from memkit.inputs import Inputs
 from memkit.specs.io import load_spec, presets
 from memkit.specs.layer import LayerSpec
 from memkit.specs.rule import Rule
@@ -46,41 +47,6 @@ def gates_given(spec: LayerSpec) -> LayerSpec:
     for path, component in spec.components():
         found |= {f"{path}.{field}": "input" for field in component.gates}
     return spec_of(spec, found | {"window.gate": "input"})
-
-
-class Inputs(NamedTuple):
-    """The tensors of one call of a rule."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gates: dict[str, Tensor]
-    weights: dict[str, Tensor]
-    params: dict[str, Tensor]
-
-    def named(self) -> dict[str, Tensor]:
-        """All tensors by dotted name."""
-        groups = (("gates", self.gates), ("weights", self.weights), ("params", self.params))
-        return {"q": self.q, "k": self.k, "v": self.v} | {f"{g}.{n}": t for g, tensors in groups for n, t in tensors.items()}
-
-    def map(self, fn: Any) -> Inputs:
-        """`fn` of every tensor."""
-        q, k, v = fn(self.q), fn(self.k), fn(self.v)
-        gates, weights, params = ({n: fn(t) for n, t in group.items()} for group in (self.gates, self.weights, self.params))
-        return Inputs(q, k, v, gates, weights, params)
-
-    def piece(self, first: int, last: int) -> Inputs:
-        """Tokens first to last - 1."""
-        q, k, v = (t[:, first:last] for t in (self.q, self.k, self.v))
-        return self._replace(q=q, k=k, v=v, gates={n: g[:, first:last] for n, g in self.gates.items()})
-
-    def leaves(self) -> Inputs:
-        """Copies that require gradients."""
-        return self.map(lambda t: t.detach().clone().requires_grad_())
-
-    def run(self, rule: Rule, state: MemoryState | None = None, **options: Any) -> tuple[Tensor, MemoryState]:
-        """Call `rule` with these tensors."""
-        return rule(self.q, self.k, self.v, self.gates, self.weights, self.params, state, **options)
 
 
 def unit(x: Tensor) -> Tensor:
