@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from . import ir, runtime, runtime_span
+from . import ir, runtime, runtime_span, segments
 from .backward import backward
 from .build import Equations
+from .cost import given, widest
 from .emit_torch import emit_module
-from .ir import Graph
+from .ir import Graph, GraphError, Op
 from .passes import BACKWARD
 
 FUNCTION = '''
+{upper}_NAMES = (  # of the inputs, of what a call saves, of the results' gradients
+    {params},
+    {saved},
+    {grads},
+)
+
+
 class {title}(torch.autograd.Function):
     """{name} with its emitted backward, which recomputes a chunk's inside from the states saved at its start."""
 
@@ -22,7 +30,7 @@ class {title}(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs):
-        return apart({name}_saving(*inputs), inputs)
+        return apart(in_segments({name}_saving, {layout}, inputs, RULE["numbers"], SEGMENT), inputs)
 
     @staticmethod
     def setup_context(ctx, inputs, outputs):
@@ -33,21 +41,35 @@ class {title}(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        saved = ctx.saved_tensors
-        inputs = saved[:{inputs}]
+        inputs, saved = ctx.saved_tensors[:{inputs}], ctx.saved_tensors[{inputs}:]
         grads = [inputs[0].new_zeros(shape) if g is None else g for g, shape in zip(grads, ctx.shapes)]
         if torch.is_grad_enabled():  # differentiated once more: let torch differentiate the forward's source
-            return again({name}, inputs, grads, ctx.needs_input_grad)
-        named = dict(zip({names}, (*saved, *grads)))
-        found = dict(zip({labels}, {name}_backward(*(named[n] for n in {wanted}))))
-        return tuple(found.get(n) for n in {params})
+            return again(plain_{name}, inputs, grads, ctx.needs_input_grad)
+        found = pulled_in_segments({name}_gradients, {layout}, {upper}_NAMES, inputs, saved, grads, RULE["numbers"], SEGMENT)
+        return tuple(found.get(n) for n in {upper}_NAMES[0])
+
+
+def {name}_gradients(named):
+    """The gradients of {name}'s inputs by name, from its inputs, saved values and results' gradients by name."""
+    found = {name}_backward(
+        *(
+            named[n]
+            for n in {wanted}
+        )
+    )
+    return dict(zip({labels}, found))
+
+
+def plain_{name}(*inputs):
+    """{name} without the emitted backward."""
+    return in_segments({name}, {layout}, inputs, RULE["numbers"], SEGMENT)
 
 
 def call_{name}(*inputs):
     """{name}, through {title} where a gradient will be needed."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         return {title}.apply(*inputs)[:{results}]
-    return {name}(*inputs)
+    return plain_{name}(*inputs)
 '''
 
 
@@ -88,7 +110,9 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         functions |= {name: graph, f"{name}_saving": forward, f"{name}_backward": back}
         classes.append(_function(name, graph, forward, back, params))
     calls = [f"call_{name}" for name in graphs]
+    segment_helpers = [f for _, f in inspect.getmembers(segments, inspect.isfunction)]
     surround = [
+        *segment_helpers,
         runtime.to_chunks,
         runtime.to_windows,
         runtime.from_chunks,
@@ -109,15 +133,15 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     run = RUN.replace("{call}(RULE", call.replace(", ", "(", 1) + ", RULE")
     body = emit_module(functions, head="")
     sources = [inspect.getsource(f) for f in (*surround, *helpers, apart, again)]
-    parts = [_head(eq, plan, title, chunk), *sources, body, *classes, run]
+    parts = [_head(eq, plan, title, chunk, largest(eq, chunk, graphs.values())), *sources, body, *classes, run]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts)
 
 
-def largest(eq: Equations, chunk: int) -> int:
-    """Numbers in the largest intermediate of one chunk and head: rows times the widest axis, or a whole weight."""
-    sizes = {n: s for n, s in eq.sizes.items() if not (eq.infinite and n == "f")}
-    rows = (chunk + eq.window - 1) * max(chunk + eq.window - 1, *sizes.values())
-    return max(rows, *(sizes[out] * sizes[into] for n, (out, into) in eq.weights.items() if n not in eq.infinite), 1)
+def largest(eq: Equations, chunk: int, graphs: Iterable[Graph]) -> int:
+    """Numbers in the largest intermediate of one chunk and head: of what the graphs compute, of the states they stack up, of the past."""
+    sizes = given(eq, chunk) | {"h": runtime_span.BLOCK} if eq.infinite else given(eq, chunk)
+    stacks = [sizes[out] * sizes[into] for n, (out, into) in eq.weights.items() if n not in eq.infinite]
+    return max(*stacks, *(widest(graph, sizes) for graph in graphs), 1)
 
 
 def laid_out(back: Graph, axes: Mapping[str, tuple[str, ...]]) -> Graph:
@@ -127,21 +151,34 @@ def laid_out(back: Graph, axes: Mapping[str, tuple[str, ...]]) -> Graph:
 
 def _function(name: str, graph: Graph, forward: Graph, back: Graph, params: Sequence[str]) -> str:
     results = len(graph.results)
-    saved = list(forward.labels[results:])
-    grads = [f"grad_{label}" for label in forward.labels[:results]]
+    moving = {p.attrs["name"] for p in graph.params} - {r.attrs["name"] for r in graph.results if r.op is Op.PARAM}
+    stale = moving & {*graph.labels} & {p.attrs["name"] for p in back.params}
+    if stale and _layout(graph, params)[0]:
+        raise GraphError(f"the backward of {name} reads {sorted(stale)}, of which only the first call's value is kept")
+    saved = forward.labels[results:]
+    grads = tuple(f"grad_{label}" for label in forward.labels[:results])
     return FUNCTION.format(
         title=name.capitalize(),
         name=name,
+        upper=name.upper(),
         results=results,
         inputs=len(params),
-        names=(*params, *saved, *grads),
+        layout=_layout(graph, params),
+        params=tuple(params),
+        saved=saved,
+        grads=grads,
         labels=tuple(back.labels),
         wanted=tuple(p.attrs["name"] for p in back.params),
-        params=tuple(params),
     )
 
 
-def _head(eq: Equations, plan: str, title: str, chunk: int) -> str:
+def _layout(graph: Graph, params: Sequence[str]) -> tuple[int, int]:
+    """How many parameters are sequences of chunks, and how many are states: those that are results, too."""
+    sequences = sum(p.axes[:1] == ("n",) for p in graph.params)
+    return (sequences, sum(name in graph.labels for name in params)) if sequences else (0, 0)
+
+
+def _head(eq: Equations, plan: str, title: str, chunk: int, numbers: int) -> str:
     spec = eq.rule.spec
     gates = [n for n in spec.roles() if n not in eq.rule.constants or (n == "window_gate" and eq.window > 1)]
     params = {n: tuple(eq.sizes[a] for a in axes) for n, axes in zip(eq.rule.init_params(), eq.params.values(), strict=True)}
@@ -150,7 +187,7 @@ def _head(eq: Equations, plan: str, title: str, chunk: int) -> str:
         "chunk": chunk,
         "semantic": eq.grad_at == "chunk",
         "gates": tuple(gates),
-        "numbers": largest(eq, chunk),
+        "numbers": numbers,
         "weights": tuple(n for n in eq.weights if n not in eq.infinite),
         "slots": eq.slots,
         "params": params,
@@ -167,7 +204,8 @@ def _head(eq: Equations, plan: str, title: str, chunk: int) -> str:
         "import torch",
         "from torch import Tensor",
         "",
-        *([f"BLOCK = {runtime_span.BLOCK}"] if eq.infinite else [f"BLOCK = {runtime.BLOCK}", f"SEGMENT = {runtime.SEGMENT}"]),
+        f"BLOCK = {runtime_span.BLOCK if eq.infinite else runtime.BLOCK}",
+        f"SEGMENT = {runtime.SEGMENT}",
         "RULE = {",
         *(f"    {key!r}: {value!r}," for key, value in rule.items()),
         "}",

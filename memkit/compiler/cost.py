@@ -101,6 +101,13 @@ def _fill(graph: Graph, params: list[Lengths], known: dict[Node, Lengths]) -> No
             known[node] = _lengths(node, [known[a] for a in node.args])
 
 
+def widest(graph: Graph, given: Mapping[str, int]) -> int:
+    """Numbers in the largest value that a run of `graph` computes outside its loops."""
+    known: dict[Node, Lengths] = {}
+    _fill(graph, [{a: given[a] for a in p.axes} for p in graph.params], known)
+    return max((math.prod(known[n].values()) for n in graph.nodes() if n.op not in VIEWS), default=1)
+
+
 def _lengths(node: Node, args: list[Lengths]) -> Lengths:
     """The length of each axis of a node."""
     every: Lengths = {}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 16  # most tokens whose weights exist at once, where they must
-SEGMENT = 1 << 18  # numbers in the largest intermediate of one call; larger ones leave the cache and touch fresh memory
+SEGMENT = 1 << 17  # numbers in the largest intermediate of one call; larger ones leave the cache and touch fresh memory
 
 
 def to_chunks(x: Tensor, chunks: int) -> Tensor:
@@ -48,17 +48,16 @@ def blocks(tokens: int, position: int, chunk: int, most: int) -> list[tuple[int,
     return found
 
 
-def pieces(tokens: int, position: int, chunk: int, semantic: bool, most: int = 1) -> list[tuple[int, int, int]]:
-    """(start, stop, chunks) of each call: the rest of a chunk begun earlier (chunks 0), whole chunks, `most` at a time, then a short
-    last chunk."""
+def pieces(tokens: int, position: int, chunk: int, semantic: bool) -> list[tuple[int, int, int]]:
+    """(start, stop, chunks) of each call: the rest of a chunk begun earlier (chunks 0), all whole chunks, then a short last chunk."""
     found, start = [], 0
     begun = position % chunk if semantic else 0
     if begun:
         stop = min(tokens, chunk - begun)
         found.append((0, stop, 0))
         start = stop
-    while tokens - start >= chunk:
-        whole = min((tokens - start) // chunk, most)
+    whole = (tokens - start) // chunk
+    if whole:
         found.append((start, start + whole * chunk, whole))
         start += whole * chunk
     if start < tokens:
@@ -105,11 +104,11 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
         for p, shape in ((params[n], s) for n, s in rule["params"].items())
     ]
     outputs = []
-    most = max(1, SEGMENT // (batch * heads * rule["numbers"]))  # intermediates of one call stay in the cache
     if forward is None:
+        most = max(1, SEGMENT // (batch * heads * rule["numbers"]))
         bounds = blocks(tokens, position, rule["chunk"], min(BLOCK, most))
     else:
-        bounds = pieces(tokens, position, rule["chunk"], rule["semantic"], most)
+        bounds = pieces(tokens, position, rule["chunk"], rule["semantic"])
     sizes = [stop - start for start, stop, _ in bounds]
     parts = zip(
         bounds, q.split(sizes, 1), *(overlapping(x, sizes, before) for x in (seen_k, seen_v)), *(g.split(sizes, 1) for g in gates.values())

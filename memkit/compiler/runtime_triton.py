@@ -56,7 +56,7 @@ def run_views(forward, resume, rule, q, k, v, gates, params, state):
     if forward is None:
         bounds = blocks(tokens, position, rule["chunk"], BLOCK)
     else:
-        bounds = pieces(tokens, position, rule["chunk"], rule["semantic"], tokens)
+        bounds = pieces(tokens, position, rule["chunk"], rule["semantic"])
     for start, stop, chunks in bounds:
         sequences = [view_chunks(q[:, start:stop], chunks)]
         sequences += [view_windows(x[:, start : stop + before], chunks, before) for x in (keys, values)]

@@ -127,7 +127,7 @@ def wanted(name: str, tokens: int, prefix: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(("name", "plan"), PAIRS)
-def test_agreement(name: str, plan: str) -> None:
+def test_agreement(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     at = SPECS[name]
     rule = compiled(at.spec, at.key_dim, at.value_dim, TILE, plan)
     assert rule.plan == plan
@@ -135,3 +135,6 @@ def test_agreement(name: str, plan: str) -> None:
         check(rule, wanted(name, tokens), f"{plan}, {tokens} tokens")
     check(rule, wanted(name, C + 2, prefix=3), f"{plan}, from a state inside a chunk and a window")
     check(rule, wanted(name, LONG), f"{plan}, {LONG} tokens")
+    if "chunks" in rule.compiled.graphs:
+        monkeypatch.setitem(rule._module, "SEGMENT", 3 * 2 * at.batch * rule._module["RULE"]["numbers"])
+        check(rule, wanted(name, LONG), f"{plan}, {LONG} tokens, three chunks a call")
