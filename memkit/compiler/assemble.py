@@ -12,8 +12,9 @@ from .backward import backward
 from .build import Equations
 from .cost import given, widest
 from .emit_torch import emit_module
-from .ir import Graph, GraphError, Op
-from .passes import BACKWARD
+from .ir import Graph, GraphError, Node, Op
+from .passes import BACKWARD, lodge
+from .passes.loops import TOKENS
 
 FUNCTION = '''
 {upper}_NAMES = (  # of the inputs, of what a call saves, of the results' gradients
@@ -103,9 +104,10 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     classes = []
     for name, graph in graphs.items():
         params = [p.attrs["name"] for p in graph.params]
-        forward, back = backward(graph, params)
+        forward, back = backward(graph, params, narrow_product)
         for step in BACKWARD:
             back = step(back)
+        graph, forward, back = lodge(graph), lodge(forward), lodge(back)
         back = laid_out(back, {p.attrs["name"]: p.axes for p in graph.params})
         functions |= {name: graph, f"{name}_saving": forward, f"{name}_backward": back}
         classes.append(_function(name, graph, forward, back, params))
@@ -142,6 +144,13 @@ def largest(eq: Equations, chunk: int, graphs: Iterable[Graph]) -> int:
     sizes = given(eq, chunk) | {"h": runtime_span.BLOCK} if eq.infinite else given(eq, chunk)
     stacks = [sizes[out] * sizes[into] for n, (out, into) in eq.weights.items() if n not in eq.infinite]
     return max(*stacks, *(widest(graph, sizes) for graph in graphs), 1)
+
+
+def narrow_product(node: Node) -> bool:
+    """Whether a value costs a product with a whole weight and is only as large as a sequence: cheaper kept than made again."""
+    gone = {axis for arg in node.args for axis in arg.axes} - {*node.axes}
+    tokens, widths = ({a for a in node.axes if (a in TOKENS) == kind and a not in ("n", "g")} for kind in (True, False))
+    return node.op is Op.EINSUM and len(tokens) == len(widths) == 1 and bool(gone - {*TOKENS})
 
 
 def laid_out(back: Graph, axes: Mapping[str, tuple[str, ...]]) -> Graph:

@@ -228,13 +228,28 @@ def _rename(node: Node, grad: Node, wanted: Sequence[bool]) -> Contributions:
 # loops
 
 
-def saving(graph: Graph) -> Graph:
-    """`graph` with every loop keeping the carries its iterations start from (not the loops inside their bodies)."""
+def saving(graph: Graph, keep: Callable[[Node], bool] | None = None) -> Graph:
+    """`graph` with every loop keeping the carries its iterations start from (not the loops inside their bodies), and stacking up the
+    values of its body that `keep` chooses: what is stacked is not computed again on the way back."""
+    wider: dict[Node, tuple[int, int]] = {}  # a loop with more outputs: results it had, results it gained
 
     def change(node: Node, args: tuple[Node, ...]) -> Node:
-        if node.op is Op.SCAN and not node.attrs["save"]:
-            return node.replace(args=args, attrs={**node.attrs, "save": True})
-        return node if args == node.args else node.replace(args=args)
+        if node.op is Op.GET and args[0] in wider:
+            had, gained = wider[args[0]]
+            at = node.attrs["index"]
+            return node.replace(args=args, attrs={"index": at + gained if at >= had else at})
+        if node.op is not Op.SCAN:
+            return node if args == node.args else node.replace(args=args)
+        body = node.body
+        assert body is not None
+        kept = set(body.results[node.attrs["carries"] :])
+        more = [n for n in body.nodes() if keep is not None and keep(n) and n not in kept]
+        if node.attrs["save"] and not more:
+            return node if args == node.args else node.replace(args=args)
+        new = Graph(body.params, (*body.results, *more), body.labels if not more else ())
+        loop = node.replace(args=args, attrs={**node.attrs, "save": True}, body=new)
+        wider[loop] = len(body.results), len(more)
+        return loop
 
     return ir.rebuild(graph, change)
 

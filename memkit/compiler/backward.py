@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import ir
@@ -10,15 +10,16 @@ from .autodiff import saving, vjp
 from .ir import Graph, Node, Op, param
 
 
-def backward(graph: Graph, wrt: Sequence[str]) -> tuple[Graph, Graph]:
+def backward(graph: Graph, wrt: Sequence[str], keep: Callable[[Node], bool] | None = None) -> tuple[Graph, Graph]:
     """(forward, backward). Forward is `graph` with what backward needs of its loops and solves as extra results.
 
     backward params: those of `graph` it uses, the saved values under their labels in forward, and "grad_" + label for
     each result. Its results are labelled by the names in `wrt` and laid out like those parameters; a missing name has a
-    gradient of zero. All that is not saved is computed again.
+    gradient of zero. Beside the carries of loops, solves and what a loop hands out, the values that `keep` chooses are saved; all others
+    are computed again.
     """
     labels = graph.labels or tuple(f"result{i}" for i in range(len(graph.results)))
-    forward = saving(graph)
+    forward = saving(graph, keep)
     cotangents = [param(f"grad_{label}", r.axes) for label, r in zip(labels, forward.results, strict=True)]
     found = zip(wrt, vjp(forward.results, cotangents, [forward.param(n) for n in wrt]), strict=True)
     grads = {name: ir.in_order(grad, forward.param(name).axes) for name, grad in found if grad is not None}
@@ -26,7 +27,7 @@ def backward(graph: Graph, wrt: Sequence[str]) -> tuple[Graph, Graph]:
     saved: dict[Any, Node] = {}
     sources: list[Node] = []
 
-    def keep(node: Node) -> Node:
+    def hold(node: Node) -> Node:
         key = (node.args[0], node.attrs["index"]) if node.op is Op.GET else node
         if key not in saved:
             saved[key] = param(f"saved_{len(saved)}", node.axes, node.where)
@@ -34,8 +35,9 @@ def backward(graph: Graph, wrt: Sequence[str]) -> tuple[Graph, Graph]:
         return saved[key]
 
     def cut(node: Node, args: tuple[Node, ...]) -> Node:
-        if (node.op is Op.SOLVE and node in inside) or (node.op is Op.GET and node.args[0] in inside):
-            return keep(node)
+        chosen = node.op is Op.SOLVE or (keep is not None and keep(node))
+        if (chosen and node in inside) or (node.op is Op.GET and node.args[0] in inside):
+            return hold(node)
         return node if args == node.args else node.replace(args=args)
 
     pulled = ir.rebuild(Graph((), tuple(grads.values())), cut).results

@@ -131,8 +131,10 @@ def _take_product(fn: str, args: Sequence[Value]) -> Value | None:
         if own.product and other.kind == "tensor" and set(other.axes) <= set(own.axes):
             scale = own.product.scale * (-1.0 if fn == "sub" and own is args[1] else 1.0)
             factors = [f"{key}={value:g}" for key, value in (("beta", first), ("alpha", scale)) if value != 1.0]
-            into = arrange(other, own.axes)
-            return call("torch.baddbmm", [into, own.product.left, own.product.right, *factors], own.axes)
+            left, right, axes = own.product.left, own.product.right, own.axes
+            if other.axes == (*axes[:-2], axes[-1], axes[-2]):  # a product is turned for nothing, a sum that lies across costs a copy
+                left, right, axes = right.then(".mT", ()), left.then(".mT", ()), other.axes
+            return call("torch.baddbmm", [arrange(other, axes), left, right, *factors], axes)
     return None
 
 

@@ -17,11 +17,10 @@ from .ir import Graph, in_order
 from .kernels import functions
 from .kernels.layout import EVERY, Layout
 from .kernels.lengths import Lengths, lengths, start
-from .kernels.lodge import lodge
 from .kernels.memory import Buffer
 from .kernels.settings import Configs, configs_for
 from .kernels.text import Source, kernel_source, wrapped
-from .passes import BACKWARD
+from .passes import BACKWARD, lodge
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def kernel_module(
     eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int, configs: Configs | None = None, parallel: bool = True
 ) -> KernelModule:
     """Kernels for `graphs`, the last stages of a plan's. parallel: matrices for every chunk are made before the loop, not in it."""
-    configs = configs or configs_for(plan, "sm_90", False, max(eq.sizes.values()))
+    configs = configs or configs_for(plan, "sm_90", False, max(eq.sizes.values()), chunk)
     given = start(eq.sizes, eq.window)
     tables: dict[tuple, str] = {}
     made: dict[str, Function] = {}
@@ -177,7 +176,7 @@ def _launch(source: Source, layout: Layout, function: Function) -> list[str]:
     scratch = f"torch.empty(grid[0] * grid[1] * {source.scratch}, device=like.device, dtype=F)" if source.scratch else "like"
     arguments += [scratch, "G", "H", "N", "LT", "0"]
     c = source.config
-    arguments += ["D=how.D", "F=how.F", "P=how.P", "S=how.S", f"num_warps={c.warps}", f"num_stages={c.stages}"]
+    arguments += ["D=how.D", "F=how.F", "P=how.P", "S=how.S", *(f"{name}={number}" for name, number in c.options().items())]
     return [*lines, f"    {source.name}[grid](", *("    " + x for x in wrapped(arguments)), "    )"]
 
 

@@ -17,8 +17,8 @@ COMPARE, SUM, PRODUCT, UNARY, ATOM = range(5)
 class Product(NamedTuple):
     """A batched matrix product [g, a, c] x [g, c, b] that an addition may still take in."""
 
-    left: str
-    right: str
+    left: Value
+    right: Value
     scale: float
 
 
@@ -41,6 +41,8 @@ class Value:
         """The same followed by a method call or an index."""
         if not suffix:
             return replace(self, axes=tuple(axes))
+        if suffix == ".mT" and self.rank == ATOM and self.text.endswith(suffix):
+            return Value(self.text[: -len(suffix)], tuple(axes), kind=self.kind)
         return Value(self.bound(ATOM) + suffix, tuple(axes), kind=self.kind)
 
     @property
@@ -186,7 +188,7 @@ def matrix_product(a: Value, b: Value, axes: Sequence[str], shared: Sequence[str
         a = a.then("[..., None, :]", [*a.axes[:-1], "1", a.axes[-1]])
     merged = [*batch, "left", "right"]
     if n == 1:
-        out = replace(call("torch.bmm", (a, b), merged), product=Product(a.text, b.text, 1.0))
+        out = replace(call("torch.bmm", (a, b), merged), product=Product(a, b, 1.0))
     else:
         out = infix("@", PRODUCT, a, b, merged)
     return _cut(out, batch, left, right, sizes)

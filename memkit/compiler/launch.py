@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -20,9 +21,12 @@ from torch import Tensor
 
 from memkit.specs.errors import KernelError
 
+from . import autotune
+from .autotune import Choice
 from .emit_torch import compile_source
 from .emit_triton import Function, KernelModule
 from .ir import GraphError
+from .kernels.settings import Configs
 from .runtime_triton import outside
 
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -83,28 +87,77 @@ def architecture() -> str:
     return "sm_90" if torch.cuda.get_device_capability()[0] >= 9 else "sm_80"
 
 
+Which = tuple[str, bool, Configs | None]  # target, whether products are in float32, configurations if not the table's
+
+
 @dataclass
 class Kernels:
-    """A rule's kernels: `make` writes the module for a target and for float32 products or narrow ones, once each."""
+    """A rule's kernels: `make` writes the module for a target, for float32 products or narrow ones, under the `table`'s configurations
+    or others, once each. chosen: what was found for a function, its types and a device; ran: what its last call ran under."""
 
     key: str
-    make: Callable[[str, bool], KernelModule]
-    written: dict[tuple[str, bool], KernelModule] = field(default_factory=dict)
-    loaded: dict[tuple[str, bool], dict[str, Any]] = field(default_factory=dict)
+    make: Callable[[str, bool, Configs | None], KernelModule]
+    table: Callable[[str, bool], Configs]
+    written: dict[Which, KernelModule] = field(default_factory=dict)
+    loaded: dict[Which, dict[str, Any]] = field(default_factory=dict)
+    chosen: dict[tuple[str, torch.dtype, str, torch.device], Choice] = field(default_factory=dict)
+    ran: dict[tuple[str, torch.dtype], Choice] = field(default_factory=dict)
 
-    def module(self, single: bool) -> KernelModule:
+    def module(self, single: bool, configs: Configs | None = None) -> KernelModule:
         """The module for this device."""
-        which = architecture(), single
+        which = architecture(), single, configs
         if which not in self.written:
             self.written[which] = self.make(*which)
         return self.written[which]
 
-    def names(self, single: bool) -> dict[str, Any]:
+    def names(self, single: bool, configs: Configs | None = None) -> dict[str, Any]:
         """What the module defines; imports triton."""
-        which, module = (architecture(), single), self.module(single)
+        which, module = (architecture(), single, configs), self.module(single, configs)
         if which not in self.loaded:
-            self.loaded[which] = compile_source(module.source, f"<memkit kernels {self.key} {which[0]} {'single' if single else 'narrow'}>")
+            label = f"{self.key} {which[0]} {'single' if single else 'narrow'}"
+            label += "" if configs is None else f" {hashlib.sha256(repr(configs).encode()).hexdigest()[:8]}"
+            self.loaded[which] = compile_source(module.source, f"<memkit kernels {label}>")
         return self.loaded[which]
+
+    def configuration(self, name: str, inputs: Sequence[Tensor], sizes: Sequence[int], dtype: torch.dtype, told: How) -> Configs | None:
+        """Configurations for a call, None for the table's."""
+        choice = autotune.OFF
+        if autotune.wanted():
+            which = name, dtype, told.P, inputs[0].device
+            with autotune.LOCK:
+                choice = self.chosen.get(which, autotune.OFF)
+                timing = not choice.final and _can_time(inputs[0], sizes)
+                if timing or which not in self.chosen:
+                    choice = self.chosen[which] = autotune.choose(self._job(name, inputs, sizes, dtype, told), timing)
+        self.ran[name, dtype] = choice
+        return choice.configs
+
+    def _job(self, name: str, inputs: Sequence[Tensor], sizes: Sequence[int], dtype: torch.dtype, told: How) -> autotune.Job:
+        single, target = _single(dtype), architecture()
+        table = self.table(target, single)
+
+        def names(configs: Configs) -> dict[str, Any]:
+            return self.names(single, None if configs == table else configs)
+
+        def make(configs: Configs) -> Callable[[], Sequence[Tensor]]:
+            run = names(configs)[name]
+            return lambda: run(*inputs, tuple(sizes), dtype, told)
+
+        function = self.module(single).functions[name]
+        return autotune.Job(
+            function, autotune.candidates(table, target, single), target, dtype, told.P, inputs[0].device, make,
+            lambda configs: spilled(names(configs)[s.name] for s in function.sources),
+        )  # fmt: skip
+
+    def report(self) -> list[str]:
+        """Under which configurations the functions last ran, and where these come from."""
+        if not self.ran:
+            return [f"configuration: the table's; {autotune.SWITCH} is {'on: the first call is timed' if autotune.wanted() else 'off'}"]
+        rows = []
+        for (name, dtype), choice in self.ran.items():
+            used = choice.configs or self.table(architecture(), _single(dtype))
+            rows.append(f"configuration of {name}, {str(dtype).removeprefix('torch.')}: {autotune.described(used)} ({choice.why})")
+        return rows
 
     def function(self, name: str) -> Function:
         """One function's description, which no block size changes."""
@@ -183,10 +236,28 @@ def _type(names: Sequence[str], inputs: Sequence[Tensor]) -> torch.dtype:
 def _run(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:
     kernels = _KNOWN[key]
     dtype = _type(names_of(kernels.function(name)), inputs)
-    names = kernels.names(dtype in (torch.float32, torch.float64))
     guard = torch.cuda.device(inputs[0].device) if inputs[0].is_cuda else contextlib.nullcontext()
     with guard:
-        return list(names[name](*inputs, tuple(sizes), dtype, how(dtype)))
+        told = how(dtype)
+        names = kernels.names(_single(dtype), kernels.configuration(name, inputs, sizes, dtype, told))
+        return list(names[name](*inputs, tuple(sizes), dtype, told))
+
+
+def _single(dtype: torch.dtype) -> bool:
+    """Whether products are in float32 or wider."""
+    return dtype in (torch.float32, torch.float64)
+
+
+def _can_time(x: Tensor, sizes: Sequence[int]) -> bool:
+    """Whether a call's times tell anything: it fills the device, and is run now, not captured."""
+    N, B, H, _ = sizes
+    return autotune.machine(x.device).processors <= N * B * H and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def spilled(kernels: Iterable[Any]) -> int:
+    """The most bytes a thread that kernels which have run keep outside registers; 0 for interpreted ones."""
+    compiled = [k for kernel in kernels for found in getattr(kernel, "device_caches", {}).values() for k in found[0].values()]
+    return max((4 * (getattr(k, "n_spills", 0) or 0) for k in compiled), default=0)
 
 
 def _fake(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from memkit.specs.state import MemoryState
 
 from . import launch
 from .emit_triton import KernelModule, kernel_module
-from .kernels.settings import configs_for
+from .kernels.settings import Configs, configs_for
 from .launch import Kernels
 from .pipeline import Compiled, CompiledRule
 
@@ -39,16 +39,21 @@ def kernels_of(compiled: Compiled, title: str) -> Kernels:
     plan = compiled.choice.name
     graphs = {n: stages.last for n, stages in compiled.graphs.items()}
 
-    def make(target: str, single: bool) -> KernelModule:
-        configs = configs_for(plan, target, single, max(compiled.equations.sizes.values()))
+    def table(target: str, single: bool) -> Configs:
+        return configs_for(plan, target, single, max(compiled.equations.sizes.values()), compiled.chunk)
+
+    def make(target: str, single: bool, configs: Configs | None) -> KernelModule:
+        configs = configs or table(target, single)
         return kernel_module(compiled.equations, plan, title, graphs, compiled.chunk, configs, plan in CHUNK_PARALLEL)
 
     key = f"{title}_{hashlib.sha256(compiled.source.encode()).hexdigest()[:16]}"
-    return launch.register(Kernels(key, make))
+    return launch.register(Kernels(key, make, table))
 
 
 class TritonRule(CompiledRule):
     """A compiled rule with kernels. pinned: it runs them or raises; else it runs them wherever they can run."""
+
+    kernels: Kernels | None = None  # none before they are written
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and pickles: compiled anew."""
@@ -69,13 +74,17 @@ class TritonRule(CompiledRule):
 
     def _prepare(self) -> None:
         """Write the kernels, and load them if they can run: then a call under torch.compile finds everything made."""
-        kernels = kernels_of(self.compiled, self.spec.name)
+        kernels = self.kernels = kernels_of(self.compiled, self.spec.name)
         self.source = kernels.module(False).source
         if launch.obstacle() is None:
             for single in (False, True):
                 names = kernels.names(single)
                 calls = [kernels.call(n) if n in names else None for n in ("chunks", "resume")]
                 self.ready[single] = names["run_views"], names["RULE"], *calls
+
+    def explain(self) -> str:
+        """As for every rule, and under which configurations its kernels ran."""
+        return "\n".join([super().explain(), *(self.kernels.report() if self.kernels else [])])
 
     def obstacle(self, x: Tensor | None = None) -> str | None:
         """Why kernels do not run on x, or on any device here, or None."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-collect_ignore = ["test_interpreted.py"] if INTERPRETED else ["test_values.py", "test_shim.py", "test_memory.py", "test_operation.py"]
+FILES = ["test_values.py", "test_shim.py", "test_memory.py", "test_operation.py", "test_autotune.py", "test_autotune_files.py"]
+collect_ignore = ["test_interpreted.py"] if INTERPRETED else FILES
 
 if INTERPRETED:
     from .shim import install
 
     install()
+
+    from .tuning import clock, rule  # noqa: F401 (fixtures)

@@ -19,10 +19,13 @@ class Configs:
 WIDE = Config(rows=64, cols=64, inner=32, warps=8)
 HALF = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=2)
 PAIR = Config(rows=64, cols=64, inner=32, warps=8, roots=2, sums=1)
-SHORT = Config(rows=32, cols=64, inner=32, warps=8, roots=1, sums=1)  # one sum at a time: what a long body leaves registers for
+# one sum at a time: what a long body leaves registers for; few programs share a processor, so that each may have all of them
+SHORT = Config(rows=32, cols=64, inner=32, warps=8, roots=1, sums=1, registers=255)
 LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)
 NARROW = Config(rows=64, cols=32, inner=16, warps=8, roots=1, sums=1)
 WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1, settle=True)  # 64 lanes a wave: 4 waves hold as much as 8 warps
+BRIEF = Config(rows=64, cols=32, inner=32, warps=4, roots=2, sums=1)  # tiles of 16 tokens: 8 warps would have two values a thread
+THIN = Config(rows=32, cols=64, inner=16, warps=8, roots=1, sums=1, registers=255)
 EXACT = Config(rows=32, cols=32, inner=16, warps=4, roots=2, sums=1)  # float32 products keep whole operands in registers
 
 TABLE: Mapping[tuple[str, str], Configs] = {
@@ -43,11 +46,16 @@ TABLE: Mapping[tuple[str, str], Configs] = {
 
 WIDEST = 512  # from here on an axis is gone through in so many tiles that its addresses, too, take registers
 OVER_WIDEST: Mapping[tuple[str, str], Configs] = {("frozen", "sm_80"): Configs(NARROW, LEAN)}
+BRIEFEST = 16  # tokens of a chunk that fill one tile of a product and no more
+UP_TO_BRIEFEST: Mapping[tuple[str, str], Configs] = {("frozen", "sm_90"): Configs(THIN, BRIEF)}
 
 
-def configs_for(plan: str, target: str, single: bool, widest: int) -> Configs:
-    """The shipped configurations. single: products in float32. widest: the longest axis that is not time."""
-    if not single:
-        return OVER_WIDEST.get((plan, target), TABLE[plan, target]) if widest > WIDEST else TABLE[plan, target]
-    exact = replace(EXACT, settle=TABLE[plan, target].loop.settle)
-    return Configs(exact, exact)
+def configs_for(plan: str, target: str, single: bool, widest: int, chunk: int) -> Configs:
+    """The shipped configurations. single: products in float32. widest: the longest axis that is not time. chunk: its most tokens."""
+    key = plan, target
+    if single:
+        exact = replace(EXACT, settle=TABLE[key].loop.settle)
+        return Configs(exact, exact)
+    if chunk <= BRIEFEST and key in UP_TO_BRIEFEST:
+        return UP_TO_BRIEFEST[key]
+    return OVER_WIDEST.get(key, TABLE[key]) if widest > WIDEST else TABLE[key]

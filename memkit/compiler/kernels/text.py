@@ -143,6 +143,7 @@ class KernelText(Tiles):
         axes = [a for a in first.axes if a not in ("n", "g")]
         self.count += 1
         self.nil = self.w.let("nil", f"tl.multiple_of(nought & ({self.turn} + {self.count}), 64)")
+        self._anew(("g", "b", "h", "n") if self.kernel.kind == EVERY else ("g", "b", "h"))
         self.w.line(f"# {', '.join(n.name or n.attrs.get('fn', n.op.value) for n in step.roots)} [{', '.join(axes)}]")
         if first.op is Op.SOLVE:
             width = step.tile[1]
@@ -158,6 +159,11 @@ class KernelText(Tiles):
                 if root in self.placed:
                     self.write(self.placed[root], here, value)
 
+    def _anew(self, names: Sequence[str]) -> None:
+        """What addresses start from is another value to the compiler from here on: none is kept in registers for later."""
+        self.w.line(f"{', '.join(names)} = {', '.join(f'{name} + {self.nil}' for name in names)}")
+        self.w.line(f"{MINE}{self.nil}")
+
     def _single(self, node: Node, axes: Sequence[str], at: Indices, loops: ExitStack) -> dict[str, Index]:
         here = dict(at)
         for axis in axes:
@@ -170,11 +176,11 @@ class KernelText(Tiles):
         if len(tile) == 2:
             rows = power(self.most(length[tile[0]])) if node.op is Op.DECAY else c.rows
             cols = max(16, min(c.cols, 4096 // rows)) if node.op is Op.DECAY else c.cols
-            here[tile[0]], rows = loops.enter_context(self.along(tile[0], length[tile[0]], rows, "row"))
-            here[tile[1]], cols = loops.enter_context(self.along(tile[1], length[tile[1]], cols, "col"))
+            here[tile[0]], rows = loops.enter_context(self.along(tile[0], length[tile[0]], rows, "row", True))
+            here[tile[1]], cols = loops.enter_context(self.along(tile[1], length[tile[1]], cols, "col", True))
             loops.enter_context(self.shaped(2, rows, cols))
         elif tile:
-            here[tile[0]], block = loops.enter_context(self.along(tile[0], length[tile[0]], c.line, "line"))
+            here[tile[0]], block = loops.enter_context(self.along(tile[0], length[tile[0]], c.line, "line", True))
             loops.enter_context(self.shaped(1, block))
         else:
             loops.enter_context(self.shaped(0))

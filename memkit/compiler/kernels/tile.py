@@ -24,6 +24,7 @@ class Config:
 
     rows, cols: of a tile of results. inner: how much of a sum is loaded at once. line: entries of a vector at once.
     roots, sums: the most values, and sums among them, made in one loop over tiles. settle: a barrier must be told to wait for stores.
+    registers: what a thread may have, told to the compiler, which else spills a little so that more programs share a processor.
     """
 
     rows: int = 64
@@ -35,6 +36,11 @@ class Config:
     roots: int = 4
     sums: int = 3
     settle: bool = False
+    registers: int = 0  # 0: the compiler decides
+
+    def options(self) -> dict[str, int]:
+        """What a launch tells the compiler."""
+        return {"num_warps": self.warps, "num_stages": self.stages, **({"maxnreg": self.registers} if self.registers else {})}
 
 
 def power(size: int, least: int = 16) -> int:
@@ -70,8 +76,11 @@ class Tiles:
         return f"lane{block}"
 
     @contextmanager
-    def along(self, axis: str, length: Length, most: int, form: str) -> Iterator[tuple[Index, int]]:
-        """A tile's index along an axis, in a loop where one tile does not hold it. form: "line", "row" or "col". Gives the block too."""
+    def along(self, axis: str, length: Length, most: int, form: str, anew: bool = False) -> Iterator[tuple[Index, int]]:
+        """A tile's index along an axis, in a loop where one tile does not hold it. form: "line", "row" or "col". Gives the block too.
+
+        anew: addresses are computed in each turn of the loop, and take no registers from one to the next.
+        """
         block = min(power(self.most(length)), most)
         shaped = {"line": "{}", "row": "{}[:, None]", "col": "{}[None, :]"}[form]
         dims = frozenset({0 if form == "line" or form == "row" else 1})
@@ -85,10 +94,13 @@ class Tiles:
             name = self.w.let(f"{axis}_", shaped.format(f"({lane} + {self.nil})" if self.nil else lane))
             yield Index(name, dims, "" if exact and length.plus == block else f"({name} < {length.text})"), block
         else:
-            first = self.w.name(f"{axis}_first")
+            first, before = self.w.name(f"{axis}_first"), self.nil
             with self.w.block(f"for {first} in range(0, {length.text}, {block}):"):
-                name = self.w.let(f"{axis}_", shaped.format(f"({first} + {lane})"))
+                if anew:
+                    self.nil = self.w.let("nil", f"tl.multiple_of(nought & {first}, 64)")
+                name = self.w.let(f"{axis}_", shaped.format(f"({first} + {lane}{f' + {self.nil}' if self.nil else ''})"))
                 yield Index(name, dims, "" if exact and length.plus % block == 0 else f"({name} < {length.text})"), block
+            self.nil = before
 
     @contextmanager
     def one_by_one(self, axis: str, length: Length, reverse: bool = False) -> Iterator[Index]:
