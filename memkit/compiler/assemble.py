@@ -135,12 +135,12 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     run = RUN.replace("{call}(RULE", call.replace(", ", "(", 1) + ", RULE")
     body = emit_module(functions, head="")
     sources = [inspect.getsource(f) for f in (*surround, *helpers, apart, again)]
-    parts = [_head(eq, plan, title, chunk, largest(eq, chunk, graphs.values())), *sources, body, *classes, run]
+    parts = [_head(eq, plan, title, chunk, largest(eq, chunk if {"chunks", "history"} & {*graphs} else 1, graphs.values())), *sources, body, *classes, run]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts)
 
 
 def largest(eq: Equations, chunk: int, graphs: Iterable[Graph]) -> int:
-    """Numbers in the largest intermediate of one chunk and head: of what the graphs compute, of the states they stack up, of the past."""
+    """Numbers in the largest intermediate of `chunk` tokens of one head: of what the graphs compute, of the states they stack up, of the past."""
     sizes = given(eq, chunk) | {"h": runtime_span.BLOCK} if eq.infinite else given(eq, chunk)
     stacks = [sizes[out] * sizes[into] for n, (out, into) in eq.weights.items() if n not in eq.infinite]
     return max(*stacks, *(widest(graph, sizes) for graph in graphs), 1)
