@@ -1,250 +1,217 @@
-"""One run on a GPU: kernels against the token loop, then time and memory over lengths, against torch and other libraries' kernels.
+"""One run on a GPU: kernels against the token loop, then the bars, then time and memory over lengths next to torch, attention and fla.
 
-python -m benchmarks.gpu [--minutes 8] [--presets titans,atlas] [--out runs/gpu]     (writes gpu.json, gpu.md and gpu.png)
+    python -m benchmarks.gpu                   about 8 minutes on one H200; writes docs/gpu_benchmarks.{json,md,png}
+    TRITON_INTERPRET=1 python -m benchmarks.gpu --quick --presets deltanet     no GPU: tiny sizes, to see that it works
+
+Kernels are compiled first, by many processes at once. What the time does not suffice for is left out, and the page says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import statistics
+import multiprocessing
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
 import torch
-from torch import Tensor
+from rich.console import Console
 
 import memkit
+from benchmarks import gpu_cases, gpu_report
+from benchmarks.bench import Bar
+from benchmarks.gpu_cases import Missing, Plan, Run
+from memkit.benchmark import progress
 from memkit.compiler.cost import plan_cost
-from memkit.compiler.pipeline import compile_rule
+from memkit.compiler.launch import interpreted
 from memkit.specs.errors import KernelError, MemkitError
 
-LENGTHS = (2048, 8192, 32768, 131072)
-HEADS, WIDTHS, TOKENS = 16, (64, 128), 32768  # batch x length stays at TOKENS up to that length
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 5e-2}
-SPANS = {"retain": (0.95, 1.0), "momentum": (0.0, 0.9), "step_size": (0.0, 0.02)}
+FIRST = ("deltanet", "gated_deltanet", "titans", "omeganet", "atlas", "linear_attention")  # what bars are about is compiled first
+WARM = 0.45  # share of the time after which no compilation is started
+Say = Callable[[str], None]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=8.0, help="stop starting measurements after this long")
-    parser.add_argument("--presets", default="all")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise KernelError("torch sees no GPU", "a CUDA or ROCm device", "python -m benchmarks.cpu measures on the CPU", "benchmarks.gpu")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if every check held; 1 if one did not."""
+    options = parsed(arguments)
+    if not torch.cuda.is_available() and not (options.quick and interpreted()):
+        raise KernelError("torch sees no GPU", "a CUDA or ROCm device", "python benchmarks/cpu.py measures on the CPU", "benchmarks.gpu")
+    plan, console, started = Plan.of(options.quick), Console(highlight=False, soft_wrap=True), time.monotonic()
+    end = started + 60 * options.minutes
     names = memkit.presets() if options.presets == "all" else options.presets.split(",")
-    until = time.monotonic() + 60 * options.minutes
-    options.out.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "checks": [], "times": []}
-    for row in checks(names, until):
-        result["checks"].append(row)
-        print(row, flush=True)
-    for row in times(names, until):
-        result["times"].append(row)
-        print(row, flush=True)
-        (options.out / "gpu.json").write_text(json.dumps(result, indent=1))
-    (options.out / "gpu.json").write_text(json.dumps(result, indent=1))
-    (options.out / "gpu.md").write_text(table(result["times"]))
-    draw(result["times"], options.out / "gpu.png")
-    return 0 if all(row["ok"] for row in result["checks"]) else 1
+    names = sorted(names, key=lambda n: (n not in FIRST, FIRST.index(n) if n in FIRST else 0))
+    device = torch.cuda.get_device_name() if plan.device == "cuda" else "no GPU: triton's interpreter"
+    result: dict[str, Any] = {"device": device, "torch": torch.__version__, "quick": options.quick, "checks": [], "bars": [], "times": []}
+    with progress(console) as bar:
+        for title, rows, total in stages(plan, names, options, started, end):
+            task = bar.add_task(title, total=total)
+            for row in rows:
+                result[title].append(row)
+                bar.advance(task)
+            bar.remove_task(task)
+            gpu_report.save(options.out, result)
+    bad = [row for row in result["checks"] if not row["ok"]]
+    console.print(gpu_report.summary(result), f"{time.monotonic() - started:.0f} s, {options.out}")
+    return int(bool(bad))
 
 
-# ---- inputs
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no measurement after this long (8)")
+    parser.add_argument("--presets", default="all", help="names with commas between them (all)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and one bar each, to see that it works")
+    parser.add_argument("--out", type=Path, help="folder to write into (docs; with --quick runs/gpu)")
+    options = parser.parse_args(arguments)
+    options.out = options.out or ROOT / ("runs/gpu" if options.quick else "docs")
+    unknown = [] if options.presets == "all" else [n for n in options.presets.split(",") if n not in memkit.presets()]
+    if unknown:
+        parser.error(f"no preset {unknown[0]!r}; there are {', '.join(memkit.presets())}")
+    return options
 
 
-def inputs(rule: Any, batch: int, tokens: int, dtype: torch.dtype, train: bool) -> tuple[Tensor, Tensor, Tensor, dict, dict]:
-    """q, k, v, gates, weights on the device: unit keys, gates near those of a fresh layer."""
-    g = torch.Generator("cuda").manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=g, device="cuda")
-
-    q, k = (torch.nn.functional.normalize(normal(batch, tokens, HEADS, rule.key_dim), dim=-1) for _ in range(2))
-    v = normal(batch, tokens, HEADS, rule.value_dim)
-    gates = {}
-    for name, shape in rule.gates.items():
-        low, high = SPANS.get(name, (0.0, 1.0))
-        gates[name] = low + (high - low) * torch.rand((batch, tokens, HEADS, *shape), generator=g, device="cuda")
-    weights = {n: w.cuda() for n, w in rule.init_weights(HEADS).items()}
-    made = [t.to(dtype).requires_grad_(train) for t in (q, k, v)]
-    return made[0], made[1], made[2], {n: t.requires_grad_(train) for n, t in gates.items()}, weights
+def stages(plan: Plan, names: Sequence[str], options: argparse.Namespace, started: float, end: float) -> Iterator[tuple[str, Any, int]]:
+    """(key of the result, rows as they come, how many at most)."""
+    failed = {}
+    if plan.device == "cuda":
+        failed = prepare(plan, names, options.quick, started + WARM * (end - started))
+    able = [n for n in names if n not in failed]
+    yield "checks", checks(plan, able, options.quick, failed, end), 2 * len(able)
+    yield "bars", bars(plan, able, end), 2 * len(plan.widths) + 4
+    yield "times", times(plan, able, end), 2 * len(plan.lengths) * len(plan.widths) * (2 * len(able) + 4)
 
 
-# ---- checks
+def prepare(plan: Plan, names: Sequence[str], quick: bool, until: float) -> dict[str, str]:
+    """Compile all kernels in many processes; preset -> why it has none, as far as that was found."""
+    refused: dict[str, str] = {}
+    jobs = [(n, w) for w in plan.widths for n in names]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2), mp_context=spawn) as pool:
+        found = {pool.submit(gpu_cases.warm, name, width, quick): name for name, width in jobs}
+        try:
+            for done in as_completed(found, timeout=max(1.0, until - time.monotonic())):
+                if done.result():
+                    refused[found[done]] = done.result()
+        except TimeoutError:
+            for job in found:
+                job.cancel()
+    return refused
 
 
-def checks(names: Any, until: float) -> Iterator[dict[str, Any]]:
-    """Values and gradients of the kernels against the token loop in float64 on the device."""
+def checks(plan: Plan, names: Sequence[str], quick: bool, failed: dict[str, str], end: float) -> Iterator[dict[str, Any]]:
+    """Values and gradients of every preset in both types; in float32 alone under the interpreter, whose bfloat16 products are wrong."""
+    types = list(gpu_cases.CHECKED)[: 2 if plan.device == "cuda" else 1]
+    yield from ({"preset": n, "ok": True, "refused": why} for n, why in failed.items())
     for name in names:
-        for dtype in (torch.float32, torch.bfloat16):
-            if time.monotonic() > until:
+        for dtype in types:
+            if time.monotonic() > end:
                 return
-            try:
-                rule = memkit.compile(name, key_dim=32, value_dim=32, backend="triton", overrides=small(name))
-            except KernelError as error:
-                yield {"preset": name, "ok": True, "refused": error.got}
+            row = gpu_cases.check(plan, name, dtype, quick)
+            yield row
+            if "refused" in row:
                 break
-            oracle = memkit.reference(name, key_dim=32, value_dim=32, overrides=small(name))
-            worst = difference(rule, oracle, dtype)
-            yield {"preset": name, "dtype": str(dtype), "difference": worst, "ok": worst <= TOLERANCE[dtype]}
 
 
-def small(name: str) -> dict[str, Any]:
-    """What keeps the token loop short."""
-    return {"update.chunk_size": 16} if memkit.spec(name).update.grad_at == "chunk" else {}
+# ---- bars
 
 
-def difference(rule: Any, oracle: Any, dtype: torch.dtype) -> float:
-    """The largest difference of outputs and gradients over 77 tokens, relative to the largest value."""
-    given = inputs(rule, 1, 77, dtype, True)
-    found = []
-    for run, kind in ((rule, dtype), (oracle, torch.float64)):
-        q, k, v = (t.detach().to(kind).requires_grad_() for t in given[:3])
-        gates = {n: t.detach().to(torch.promote_types(kind, torch.float32)).requires_grad_() for n, t in given[3].items()}
-        y, _ = run(q, k, v, gates, {n: w.to(torch.promote_types(kind, torch.float32)) for n, w in given[4].items()})
-        grads = torch.autograd.grad(y.double().square().sum(), [q, k, v, *gates.values()])
-        found.append([y.double(), *(d.double() for d in grads)])
-    return max(((a - b).abs().max() / b.abs().max().clamp(min=1e-3)).item() for a, b in zip(*found, strict=True))
+def bars(plan: Plan, names: Sequence[str], end: float) -> Iterator[dict[str, Any]]:
+    """What the kernels must reach, forward and backward: fla's speed, many times torch's, and a window that costs nothing."""
+    for name in ("deltanet", "gated_deltanet"):
+        for width in plan.widths:
+            tokens = plan.lengths[1]
+            bar = Bar(f"{name}, K = V = {width}, T {tokens}, training: time of fla's kernels over ours", ">=", 1.0)
+            yield filled(bar, name, names, end, lambda n=name, w=width, t=tokens: _against(plan, n, w, t, fla=True))
+    for name, floor in (("titans", 20.0), ("omeganet", 20.0), ("atlas", 5.0)):
+        tokens, width = plan.lengths[0], plan.widths[0]
+        bar = Bar(f"{name}, K = V = {width}, T {tokens}, training: time of torch's backend over the kernels'", ">=", floor)
+        yield filled(bar, name, names, end, lambda n=name, w=width, t=tokens: _against(plan, n, w, t, fla=False))
+    bar = Bar(f"omeganet, T {plan.lengths[0]}, training: time with window 16 over window 1", "<=", 1.10)
+    yield filled(bar, "omeganet", names, end, lambda: _windows(plan))
 
 
-# ---- times
-
-
-def times(names: Any, until: float) -> Iterator[dict[str, Any]]:
-    """Every preset and peer over lengths, forward and forward with backward, until the time is up."""
-    for tokens in LENGTHS:
-        batch = max(1, TOKENS // tokens)
-        for width in WIDTHS:
-            for who, run, flops in runners(names, width, batch, tokens):
-                for train in (False, True):
-                    if time.monotonic() > until:
-                        return
-                    yield {"who": who, "width": width, "batch": batch, "tokens": tokens, "train": train, **measured(run, train, flops)}
-                torch.cuda.empty_cache()
-
-
-def runners(names: Any, width: int, batch: int, tokens: int) -> Iterator[tuple[str, Callable[[bool], Any], float]]:
-    """(name, a function that runs once, FLOPs of a forward run)."""
-    yield from peers(width, batch, tokens)
-    for name in names:
-        for backend in ("triton", "torch"):
-            try:
-                rule = memkit.compile(name, key_dim=width, value_dim=width, backend=backend)
-            except MemkitError:
-                continue
-            if backend == "torch" and tokens > LENGTHS[1]:
-                continue
-            compiled = compile_rule(memkit.spec(name), width, width, backend="torch").compiled
-            cost = plan_cost(compiled.equations, {n: s.last for n, s in compiled.graphs.items()}, compiled.chunk)
-            yield f"{name} {backend}", call(rule, batch, tokens), cost.at(tokens).flops * batch * tokens * HEADS
-
-
-def call(rule: Any, batch: int, tokens: int) -> Callable[[bool], Any]:
-    made: dict[bool, Any] = {}
-
-    def run(train: bool) -> Any:
-        if train not in made:
-            made[train] = inputs(rule, batch, tokens, torch.bfloat16, train)
-        with torch.set_grad_enabled(train):
-            y, _ = rule(*made[train])
-        if train:
-            y.sum().backward()
-        return y
-
-    return run
-
-
-def peers(width: int, batch: int, tokens: int) -> Iterator[tuple[str, Callable[[bool], Any], float]]:
-    """Softmax attention, and flash-linear-attention's kernels where they are installed."""
-    shape = (batch, HEADS, tokens, width)
-    attention = torch.nn.functional.scaled_dot_product_attention
-    yield "softmax attention", peer(lambda q, k, v: attention(q, k, v, is_causal=True), shape), 2.0 * batch * HEADS * tokens**2 * width
-    if importlib.util.find_spec("fla") is None:
-        return
-    from fla.ops.delta_rule import chunk_delta_rule  # type: ignore[import-not-found]
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
-    from fla.ops.linear_attn import chunk_linear_attn  # type: ignore[import-not-found]
-
-    long = (batch, tokens, HEADS, width)
-    beta = torch.rand(long[:3], device="cuda", dtype=torch.bfloat16)
-    decay = -0.05 * torch.rand(long[:3], device="cuda")
-    yield "fla linear attention", peer(lambda q, k, v: chunk_linear_attn(q, k, v, normalize=False)[0], long), 0.0
-    yield "fla delta rule", peer(lambda q, k, v: chunk_delta_rule(q, k, v, beta)[0], long), 0.0
-    yield "fla gated delta rule", peer(lambda q, k, v: chunk_gated_delta_rule(q, k, v, decay, beta)[0], long), 0.0
-
-
-def peer(fn: Callable[..., Tensor], shape: tuple[int, ...]) -> Callable[[bool], Any]:
-    q, k, v = (torch.nn.functional.normalize(torch.randn(shape, device="cuda"), dim=-1).bfloat16().requires_grad_() for _ in range(3))
-
-    def run(train: bool) -> Any:
-        with torch.set_grad_enabled(train):
-            y = fn(q, k, v)
-        if train:
-            y.sum().backward()
-        return y
-
-    return run
-
-
-def measured(run: Callable[[bool], Any], train: bool, flops: float, rounds: int = 5) -> dict[str, Any]:
-    """Median milliseconds of a run by the device's clock, peak memory above what was there, FLOP/s."""
+def filled(bar: Bar, name: str, names: Sequence[str], end: float, measure: Callable[[], tuple[float, float]]) -> dict[str, Any]:
+    """A bar with its two times, or with why it has none."""
     try:
-        run(train)
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        spent = []
-        for _ in range(rounds):
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            run(train)
-            stop.record()
-            torch.cuda.synchronize()
-            spent.append(start.elapsed_time(stop))
-    except (torch.OutOfMemoryError, MemkitError) as error:
-        return {"error": str(error).splitlines()[0]}
-    ms = statistics.median(spent)
-    peak = torch.cuda.max_memory_allocated() - held
-    work = flops * (3 if train else 1)
-    return {"ms": ms, "least": min(spent), "peak_bytes": peak, "tflops": work / ms / 1e9, "gb_s": peak / ms / 1e6}
+        if name not in names or time.monotonic() > end:
+            raise Missing("no kernels" if name not in names else "out of time")
+        above, below = measure()
+        bar.fill(above / below, detail=f"{above:.3g} ms against {below:.3g} ms")
+    except (Missing, MemkitError) as why:
+        bar.detail = f"not measured: {str(why).splitlines()[0]}"
+    return vars(bar) | {"reached": bar.reached}
 
 
-# ---- what is written
+def _against(plan: Plan, name: str, width: int, tokens: int, fla: bool) -> tuple[float, float]:
+    batch = max(1, plan.tokens // tokens) if fla else 1
+    other = gpu_cases.fla(plan, name, width, batch, tokens) if fla else _rule(plan, name, width, batch, tokens, "torch")
+    return _time(plan, other), _time(plan, _rule(plan, name, width, batch, tokens, "triton"))
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| who | K = V | B | T | pass | ms | TFLOP/s | peak MiB |", "|---|---|---|---|---|---|---|---|"]
-    for r in rows:
-        numbers = f"{r['ms']:.3f} | {r['tflops']:.1f} | {r['peak_bytes'] / 2**20:.0f}" if "ms" in r else f"{r['error']} | |"
-        lines.append(f"| {r['who']} | {r['width']} | {r['batch']} | {r['tokens']} | {'train' if r['train'] else 'forward'} | {numbers} |")
-    return "\n".join(lines) + "\n"
+def _windows(plan: Plan) -> tuple[float, float]:
+    tokens, width = plan.lengths[0], plan.widths[0]
+    return _time(plan, _rule(plan, "omeganet", width, 1, tokens, "triton", {"window.size": 16})), _time(
+        plan, _rule(plan, "omeganet", width, 1, tokens, "triton", {"window.size": 1})
+    )
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Time a token over length, one line for each of `who`."""
-    import matplotlib
+def _rule(plan: Plan, name: str, width: int, batch: int, tokens: int, backend: str, changes: dict[str, Any] | None = None) -> Run:
+    rule = memkit.compile(name, key_dim=width, value_dim=width, backend=backend, overrides=changes)
+    return gpu_cases.runner(plan, rule, batch, tokens)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, len(WIDTHS), figsize=(14, 9), squeeze=False)
-    for r, train in enumerate((False, True)):
-        for c, width in enumerate(WIDTHS):
-            found = [x for x in rows if x["train"] == train and x["width"] == width and "ms" in x]
-            for who in dict.fromkeys(x["who"] for x in found):
-                own = [x for x in found if x["who"] == who]
-                axes[r][c].loglog(
-                    [x["tokens"] for x in own], [1e6 * x["ms"] / (x["tokens"] * x["batch"]) for x in own], marker=".", label=who
-                )
-            axes[r][c].set(title=f"{'forward and backward' if train else 'forward'}, K = V = {width}", xlabel="tokens", ylabel="ns a token")
-            axes[r][c].legend(fontsize=5)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+def _time(plan: Plan, run: Run) -> float:
+    found = gpu_cases.measured(plan, run, True)
+    if "error" in found:
+        raise Missing(found["error"])
+    return found["ms"]
+
+
+# ---- curves
+
+
+def times(plan: Plan, names: Sequence[str], end: float) -> Iterator[dict[str, Any]]:
+    """Every preset and peer over lengths, forward and with backward, until the time is up."""
+    for tokens in plan.lengths:
+        batch = max(1, plan.tokens // tokens)
+        for width in plan.widths:
+            moved = 2.0 * 4 * width * batch * tokens * plan.heads  # bytes of q, k, v and y
+            for who, make, flops in runners(plan, names, width, batch, tokens):
+                if time.monotonic() > end:
+                    return
+                try:
+                    run = make()
+                except (Missing, MemkitError):
+                    continue
+                for train in (False, True):
+                    found = gpu_cases.measured(plan, run, train)
+                    if "ms" in found:
+                        passes = 3 if train else 1
+                        found |= {"tflops": passes * flops / found["ms"] / 1e9, "gb_s": passes * moved / found["ms"] / 1e6}
+                    yield {"who": who, "width": width, "batch": batch, "tokens": tokens, "train": train, **found}
+                if plan.device == "cuda":
+                    torch.cuda.empty_cache()
+
+
+def runners(plan: Plan, names: Sequence[str], width: int, batch: int, tokens: int) -> Iterator[tuple[str, Callable[[], Run], float]]:
+    """(name, how to make a run, FLOPs of a forward pass); torch's backend at the shorter lengths only."""
+    yield "softmax attention", lambda: gpu_cases.attention(plan, width, batch, tokens), 2.0 * batch * plan.heads * tokens**2 * width
+    for name in names:
+        compiled = memkit.compile(name, key_dim=width, value_dim=width, backend="torch").compiled
+        cost = plan_cost(compiled.equations, {n: s.last for n, s in compiled.graphs.items()}, compiled.chunk)
+        flops = cost.at(tokens).flops * batch * tokens * plan.heads
+        if name in ("linear_attention", "deltanet", "gated_deltanet"):
+            yield f"{name} fla", lambda n=name: gpu_cases.fla(plan, n, width, batch, tokens), flops
+        yield f"{name} triton", lambda n=name: _rule(plan, n, width, batch, tokens, "triton"), flops
+        if tokens <= plan.lengths[1]:
+            yield f"{name} torch", lambda n=name: _rule(plan, n, width, batch, tokens, "torch"), flops
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

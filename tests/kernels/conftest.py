@@ -8,7 +8,15 @@ from __future__ import annotations
 import os
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-FILES = ["test_values.py", "test_shim.py", "test_memory.py", "test_operation.py", "test_autotune.py", "test_autotune_files.py"]
+FILES = [
+    "test_values.py",
+    "test_shim.py",
+    "test_gpu_benchmark.py",
+    "test_memory.py",
+    "test_operation.py",
+    "test_autotune.py",
+    "test_autotune_files.py",
+]
 collect_ignore = ["test_interpreted.py"] if INTERPRETED else FILES
 
 if INTERPRETED:

@@ -11,7 +11,15 @@ import pytest
 
 pytest.importorskip("triton")
 FOLDER = Path(__file__).parent
-FILES = ("test_shim.py", "test_memory.py", "test_operation.py", "test_autotune.py", "test_autotune_files.py", "test_values.py")
+FILES = (
+    "test_shim.py",
+    "test_memory.py",
+    "test_operation.py",
+    "test_autotune.py",
+    "test_autotune_files.py",
+    "test_gpu_benchmark.py",
+    "test_values.py",
+)
 
 
 def _run(arguments: list[str], **variables: str) -> None:
