@@ -21,6 +21,7 @@ class Timed:
 
     def __init__(self, fn, inputs: list[Tensor], out: Tensor) -> None:
         self.fn, self.inputs, self.out = fn, [t.requires_grad_() for t in inputs], out
+        self.info: dict[str, float] = {}
 
     def forward(self) -> Tensor:
         with torch.no_grad():

@@ -74,7 +74,9 @@ def titans(T: int, d: int, C: int) -> Timed:
     """The layer that does what peer_titans.memory does."""
     layer = TitansLayer(d, C)
     x, out = torch.randn(1, T, d), torch.randn(1, T, d)
-    return Timed(lambda x, *_: layer(x), [x, *layer.parameters()], out)
+    case = Timed(lambda x, *_: layer(x), [x, *layer.parameters()], out)
+    case.info = {"needed": flops.needed(layer.rule, T, 1)}
+    return case
 
 
 def delta(spec: str, T: int, H: int, K: int) -> Timed:
