@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memkit.specs.layer import LayerSpec
+from memkit.specs.io import Source
 
 from .memory_layer import LayerState, MemoryLayer, RuleFactory, make_rule
 
@@ -40,7 +40,7 @@ class Block(nn.Module):
     """x + memory(norm(x)), then x + mlp(norm(x)).
 
     Args:
-        spec: the memory's spec.
+        spec: the memory's spec: a LayerSpec, or a preset's name, a path or a dict.
         dim: D. heads: H, the spec's own unless given.
         hidden: width of the MLP; 0 leaves it out.
 
@@ -48,7 +48,7 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, spec: LayerSpec, dim: int, heads: int | None = None, hidden: int | None = None, rule_factory: RuleFactory = make_rule
+        self, spec: Source, dim: int, heads: int | None = None, hidden: int | None = None, rule_factory: RuleFactory = make_rule
     ) -> None:
         super().__init__()
         hidden = 2 * dim if hidden is None else hidden

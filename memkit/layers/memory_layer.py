@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from memkit.compiler.pipeline import compile_rule
 from memkit.specs.errors import ShapeError, SpecError
-from memkit.specs.io import load_spec
+from memkit.specs.io import Source, load_spec
 from memkit.specs.layer import LayerSpec
 from memkit.specs.reference import ReferenceRule
 from memkit.specs.rule import Rule
@@ -77,7 +77,7 @@ class MemoryLayer(nn.Module):
     """A recurrent layer, y, state = layer(x, state), with the convention of nn.GRU(batch_first=True).
 
     Args:
-        spec: what the memory is and how it learns.
+        spec: what the memory is and how it learns: a LayerSpec, or a preset's name, a path or a dict.
         dim: D, width of x and y.
         heads: H, number of memories; the spec's own unless given.
         rule_factory: (spec, key_dim, value_dim) -> Rule.
@@ -90,8 +90,11 @@ class MemoryLayer(nn.Module):
         ShapeError: for a dim or heads that cannot be.
     """
 
-    def __init__(self, spec: LayerSpec, dim: int = DEFAULT_DIM, heads: int | None = None, rule_factory: RuleFactory = make_rule) -> None:
+    def __init__(
+        self, spec: Source, dim: int = DEFAULT_DIM, heads: int | None = None, rule_factory: RuleFactory = make_rule
+    ) -> None:
         super().__init__()
+        spec = spec if isinstance(spec, LayerSpec) else load_spec(spec)
         heads = spec.layer.heads if heads is None else heads
         for name, size in (("dim", dim), ("heads", heads)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:

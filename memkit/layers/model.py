@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memkit.specs.errors import MemkitError, ShapeError
-from memkit.specs.io import dump_yaml, load_spec
+from memkit.specs.io import Source, dump_yaml, load_spec
 from memkit.specs.layer import LayerSpec
 
 from .block import Block, RMSNorm
@@ -26,7 +26,7 @@ class ByteLM(nn.Module):
     """Byte embedding, `depth` blocks, norm, head.
 
     Args:
-        spec: the memory's spec, the same for every block.
+        spec: the memory's spec, the same for every block: a LayerSpec, or a preset's name, a path or a dict.
         dim: D. depth: number of blocks. heads: H, the spec's own unless given.
         hidden: width of each block's MLP, 2 D unless given; 0 leaves the MLPs out.
         tied: whether the head is the embedding's transpose.
@@ -35,12 +35,13 @@ class ByteLM(nn.Module):
     """
 
     def __init__(
-        self, spec: LayerSpec, dim: int = 64, depth: int = 2, heads: int | None = None, hidden: int | None = None, tied: bool = False,
+        self, spec: Source, dim: int = 64, depth: int = 2, heads: int | None = None, hidden: int | None = None, tied: bool = False,
         rule_factory: RuleFactory = make_rule,
     ) -> None:
         super().__init__()
         self.config = {"dim": dim, "depth": depth, "heads": heads, "hidden": hidden, "tied": tied}
         self.embed = nn.Embedding(BYTES, dim)
+        spec = spec if isinstance(spec, LayerSpec) else load_spec(spec)
         self.blocks = nn.ModuleList(Block(spec, dim, heads, hidden, rule_factory) for _ in range(depth))
         self.spec = spec.model_copy(update={"layer": spec.layer.model_copy(update={"heads": heads or spec.layer.heads})})
         self.norm = RMSNorm(dim)

@@ -293,3 +293,10 @@ def test_check_refuses_what_is_not_finite() -> None:
 
 def _tensors(state: LayerState) -> dict[str, Tensor]:
     return {name: t for name, t in state.state_dict().items() if isinstance(t, Tensor)}
+
+
+def test_a_layer_takes_what_memkit_load_takes() -> None:
+    assert MemoryLayer("deltanet", 16, heads=2).spec == load("deltanet", dim=16, heads=2).spec
+    assert MemoryLayer({"extends": "deltanet", "bias": "huber"}, 16).spec.bias.kind == "huber"
+    with pytest.raises(SpecError, match="deltanet"):
+        MemoryLayer("deltnet", 16)
