@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memkit import testing
     from memkit.drawing_dot import Drawing
     from memkit.equivalence import Equivalence
+    from memkit.layers.memory_layer import MemoryLayer
     from memkit.specs.layer import LayerSpec
     from memkit.specs.rule import Rule
 
@@ -55,7 +56,8 @@ def spec(source: Any, overrides: Mapping[str, Any] | None = None) -> LayerSpec:
         overrides: dotted paths to values, {"window.size": 1, "memory": "linear"}; bare kinds and dicts included.
 
     Raises:
-        SpecError: with file:line:column, what was got, what was expected and a fix, for every mistake at once.
+        SpecError: with file:line:column, what was got, what was expected and a fix: for every field that is wrong or, once all are
+            right, for every way found in which they do not fit together.
     """
     from memkit.specs import io
 
@@ -72,6 +74,9 @@ def load(
 ) -> Any:
     """A layer (nn.Module): y, state = layer(x, state=None), x and y [B, T, dim]; dim defaults to 256, heads to the spec's.
 
+    Args:
+        overrides: see `spec`. backend: auto, torch, triton, or reference for the token loop.
+
     Raises:
         SpecError: a spec that cannot be read. ShapeError: a dim that does not fit the heads. KernelError: a backend that cannot run here.
     """
@@ -86,7 +91,7 @@ def compile(
     """The compiled rule at fixed widths: y, state = rule(q, k, v, gates, weights, params=None, state=None).
 
     Args:
-        plan: auto, or a plan to pin. backend: auto or torch.
+        plan: auto, or a plan to pin. backend: auto, torch or triton.
 
     Raises:
         SpecError: a spec that cannot be read or compiled. PlanError: a pinned plan that refuses. KernelError: see `load`.
@@ -103,22 +108,29 @@ def reference(source: Any, *, key_dim: int, value_dim: int, overrides: Mapping[s
     return ReferenceRule(spec(source, overrides), key_dim, value_dim)
 
 
-def explain(source: Any) -> str:
-    """What a spec means: its equation, what is inner and what is outer, plan and refusals, state bytes, FLOPs a token."""
+def explain(source: Any, *, overrides: Mapping[str, Any] | None = None) -> str:
+    """What a spec means: its equation, what is inner and what is outer, plan and refusals, state bytes, FLOPs a token.
+
+    Args:
+        source: as for `spec`, or a layer; overrides go over a spec alone.
+    """
     from memkit.explanation import explain
 
-    return explain(source)
+    return explain(spec(source, overrides) if overrides else source)
 
 
-def visualize(source: Any, view: str = "rule") -> Drawing:
+def visualize(source: Any, view: str = "rule", *, overrides: Mapping[str, Any] | None = None) -> Drawing:
     """A graphviz.Digraph of a spec or a layer; views: rule (one token), plan (the compiled graph of a chunk), layer.
+
+    Args:
+        source: as for `spec`, or a layer; overrides go over a spec alone.
 
     Raises:
         SpecError: a source that cannot be read, or a view that does not exist.
     """
     from memkit.drawing import visualize
 
-    return visualize(source, view)
+    return visualize(spec(source, overrides) if overrides else source, view)
 
 
 def equivalent(a: Any, b: Any, *, given: Mapping[str, Any] | None = None) -> Equivalence:

@@ -136,7 +136,7 @@ class Row:
 
 
 class Rate(ProgressColumn):
-    """Measurements a minute."""
+    """Steps of a bar a minute."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{60 * (task.speed or 0):.0f}/min", style="cyan")
@@ -164,7 +164,7 @@ def threads(number: int) -> Iterator[None]:
 def run(
     specs: Annotated[list[str] | None, typer.Argument(help="Presets or files .yaml; every preset if none.")] = None,
     tokens: Annotated[int, typer.Option(min=4, help="Longest sequence; a half and a quarter of it are measured too.")] = 2048,
-    heads: Annotated[int, typer.Option(min=1)] = 4,
+    heads: Annotated[int, typer.Option(min=1, help="Heads, each with a memory of its own.")] = 4,
     width: Annotated[int, typer.Option(min=1, help="Width of keys and of values.")] = 16,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each, after one that does not count; the median is shown.")] = 3,
     cores: Annotated[int, typer.Option("--threads", min=1, help="Threads of torch.")] = 2,

@@ -99,13 +99,17 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 @app.command("list")
 def list_command(
-    kinds: Annotated[bool, typer.Option("--kinds", help="The families and their kinds instead of the presets.")] = False,
+    kinds: Annotated[bool, typer.Option("--kinds", help="Every kind with its fields, their ranges and defaults.")] = False,
     imports: Imports = None,
 ) -> None:
-    """List the presets, each with its source; or every kind a spec can name."""
+    """List the presets, each with its source; or every kind a spec can name, with its fields."""
     import_modules(imports)
-    rows = _kinds() if kinds or imports else _presets()
-    _table(("kind", "what it is") if kinds or imports else ("preset", "source"), rows)
+    if not (kinds or imports):
+        _table(("preset", "source"), _presets())
+        return
+    from memkit import cli_kinds
+
+    _table(("kind and its fields", "what it is"), list(cli_kinds.rows()))
 
 
 def _presets() -> list[tuple[str, str]]:
@@ -114,17 +118,6 @@ def _presets() -> list[tuple[str, str]]:
         path = PRESETS / f"{name}.yaml"
         source = str(parse_text(read_file(path), str(path)).data.get("source", ""))
         rows.append((name, source.partition(": ")[0].partition("\n")[0]))
-    return rows
-
-
-def _kinds() -> list[tuple[str, str]]:
-    from memkit.specs import layer  # noqa: F401  (defines the families)
-    from memkit.specs.component import FAMILIES
-
-    rows = []
-    for family, root in FAMILIES.items():
-        for kind, member in root.members.items():
-            rows.append((f"{family}: {kind}", (member.__doc__ or "").strip().partition("\n")[0]))
     return rows
 
 
@@ -141,7 +134,7 @@ def _table(heads: tuple[str, str], rows: list[tuple[str, str]]) -> None:
 
     table = Table(*heads, box=None, pad_edge=False)
     for name, text in rows:
-        table.add_row(Text(name, style="bold"), Text(text))
+        table.add_row(Text(name, style="" if name.startswith(" ") else "bold"), Text(text))
     Console().print(table)
 
 
@@ -172,7 +165,10 @@ def validate(
     sets: Sets = None,
     imports: Imports = None,
 ) -> None:
-    """Check specs; every mistake of every file is shown, and the exit code is 2 if there is one."""
+    """Check specs: of every file each field that is wrong or, once all are right, each way in which they do not fit together.
+
+    The exit code is 2 if anything is wrong.
+    """
     overrides = parse_sets(sets)
     import_modules(imports)
     from memkit.specs.io import load_spec

@@ -18,7 +18,8 @@ NAME = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
 def scaffold(spec: LayerSpec, name: str | None) -> str:
     """Commented YAML that loads to `spec` under another name."""
     renamed = spec.model_copy(update={"name": name or "custom", "source": f"started from {spec.name}"})
-    lines = [f"# yaml-language-server: $schema={SCHEMA_FILE.as_uri()}", "# Gates are input (projected from x_t), learned or a number."]
+    lines = [f"# yaml-language-server: $schema={SCHEMA_FILE.as_uri()}", "# Gates are input (projected from x_t), learned or a number.",
+             "# `memkit list --kinds` shows the fields of every kind, with ranges and defaults."]
     for section, text in _sections(dump_yaml(renamed, minimal=False)):
         lines += ["", *(f"# {line}" for line in _comment(section)), *text]
     return "\n".join(lines) + "\n"

@@ -25,6 +25,9 @@ HELP = {
 }
 
 
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands that can run and are not there yet."""
     there = {command.name for command in app.registered_commands}
@@ -47,7 +50,7 @@ def _add_own(app: typer.Typer, name: str, module: str) -> None:
     """A command whose arguments go as they are to a parser made from `run`, once `module` is imported."""
 
     def command(context: typer.Context) -> None:
-        inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP_OPTIONS)
         inner.command(help=HELP[name])(importlib.import_module(module).run)
         code = inner(args=context.args, prog_name=f"memkit {name}", standalone_mode=False)
         raise typer.Exit(code if isinstance(code, int) else 0)

@@ -30,6 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 SIZES: dict[str, Any] = {"dim": 64, "depth": 1, "heads": 8, "hidden": 128}
 BATCH, TOKENS, RATE = 8, 64, 1e-2
+ENOUGH = 30  # steps below which a loss says nothing of what can be learned
 HELD_OUT, EVALUATED = 0.1, (64, 128)  # share of the text; rows and bytes a row
 PROMPT = b"The "
 
@@ -62,7 +63,8 @@ def run_demo(seconds: float = 60.0, out: str | Path = "runs/demo", *, text: str 
         seed: of the starts and of the batches.
 
     Returns:
-        0 if the first model's held-out loss is below the unigram entropy of the text and it came back from disk unchanged, else 1.
+        0 if the first model's held-out loss is below the unigram entropy of the text, or it had too few steps to judge that, and it came
+        back from disk unchanged; else 1.
 
     Raises:
         MemkitError: where the text or the folder cannot be used.
@@ -104,7 +106,7 @@ def _demo(console: Console, seconds: float, out: Path, text: str | Path | None, 
         same &= _same_output(trainee.model, back, held)
     (folder / "sample.txt").write_bytes(PROMPT + sample)
     drawn = _draw(trainees, results, unigram, folder / "curve.png")
-    learned = results[first]["held_out"] < unigram
+    learned = _learned(results[first], unigram)
     metrics = {"unigram_entropy": unigram, "unit": "nats a byte", "learned": learned, "same_after_reload": same, "models": results}
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
 
@@ -112,9 +114,8 @@ def _demo(console: Console, seconds: float, out: Path, text: str | Path | None, 
     console.print(f"saved in {folder}: spec, weights, metrics.json, sample.txt, {drawn}")
     took = time.perf_counter() - started
     console.print(f"read back, the models give {'the same output' if same else 'ANOTHER output'}; {took:.0f} s in all")
-    verdict = "it learned, held-out loss is below" if learned else "it did NOT learn, held-out loss is not below"
-    console.print(f"[bold]{first}: {verdict} the unigram entropy, {results[first]['held_out']:.3f} to {unigram:.3f} nats a byte[/]")
-    return 0 if learned and same else 1
+    console.print(f"[bold]{first}: {_verdict(results[first], learned, unigram)}[/]")
+    return 0 if learned is not False and same else 1
 
 
 # ---- the text
@@ -253,6 +254,18 @@ def _result(trainee: Trainee, held: Tensor) -> dict[str, Any]:
         "tokens": trainee.tokens, "tokens_a_second": trainee.tokens / trainee.used if trainee.used else 0.0,
         "parameters": sum(p.numel() for p in trainee.model.parameters()), "curve": trainee.curve,
     }
+
+
+def _learned(result: dict[str, Any], unigram: float) -> bool | None:
+    """Whether held-out loss is below the unigram entropy; None where it is not, after too few steps to expect that."""
+    return True if result["held_out"] < unigram else None if result["steps"] < ENOUGH else False
+
+
+def _verdict(result: dict[str, Any], learned: bool | None, unigram: float) -> str:
+    if learned is None:
+        return f"too few steps to judge ({result['steps']}): give it more --seconds"
+    said = "it learned, held-out loss is below" if learned else "it did NOT learn, held-out loss is not below"
+    return f"{said} the unigram entropy, {result['held_out']:.3f} to {unigram:.3f} nats a byte"
 
 
 # ---- what is left behind

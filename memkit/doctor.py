@@ -7,6 +7,9 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from memkit.specs.errors import KernelError, MemkitError
 from memkit.specs.io import load_spec, presets
@@ -31,12 +34,8 @@ class Check:
     remedy: str = ""
 
 
-def run(only: str = "") -> int:
-    """Check this machine.
-
-    Args:
-        only: presets, separated by commas; all unless given.
-    """
+def run(only: Annotated[str, typer.Option(metavar="PRESETS", help="Presets with commas between them; all unless given.")] = "") -> int:
+    """Check this machine."""
     from rich.console import Console
 
     console, begun = Console(), time.perf_counter()
@@ -191,7 +190,7 @@ def _machine() -> Iterator[tuple[str, str]]:
             yield f"backend {backend}", "yes"
         except KernelError as error:
             yield f"backend {backend}", f"no: {error.got}, expected {error.expected}"
-    yield "drawings", f"{program('svg')}" if program("svg") else "dot and html only: no Graphviz program"
+    yield "drawings", f"{program('svg')}" if program("svg") else ".dot, and .html of one view, only: no Graphviz program"
 
 
 def _table(checks: Sequence[Check]) -> object:

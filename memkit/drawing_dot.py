@@ -108,7 +108,7 @@ def need(kind: str) -> None:
         raise KernelError(
             f"no Graphviz program `dot`, which {kind} needs",
             f"Graphviz on the PATH{extra}",
-            "apt install graphviz | brew install graphviz; formats dot and html need nothing",
+            "apt install graphviz | brew install graphviz; a file .dot, or .html of one view (--view rule), needs neither",
             "graph",
         )
 

@@ -1,4 +1,4 @@
-"""Drawings as files: svg, png, pdf, dot and html. dot and html need no other program."""
+"""Drawings as files: svg, png, pdf, dot and html. dot and html need no other program; the explorer, which holds many drawings, does."""
 
 from __future__ import annotations
 

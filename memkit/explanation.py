@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from memkit.compiler.cost import Cost, plan_cost
+from memkit.compiler.pipeline import CompiledRule, compile_rule
 from memkit.layers.memory_layer import DEFAULT_DIM, MemoryLayer, make_rule
 from memkit.specs.gate import Number
 from memkit.specs.io import load_spec
@@ -75,25 +77,19 @@ def fresh_state(rule: Rule, heads: int) -> MemoryState:
     return rule.init_state(1, weights, torch.empty(1, 1, heads, rule.value_dim, device="meta"))
 
 
-def flops_a_token(layer: MemoryLayer) -> dict[str, int]:
-    """Floating point operations a token, forward, all heads; a product of [m, n] with a vector counts 2 m n.
-
-    projections: the layer's own matrices. read: 2 sum(m n) over the memory's weights. gradient: for each token of the window a read, the
-    way back through it and the outer products, 6 sum(m n) in all. update: what the optimizer says for each weight, and 2 an entry for
-    retention and the sum. features: F for key and query each. An estimate for the token loop; a plan may need less.
-    """
-    rule, heads, window = layer.rule, layer.heads, layer.spec.window.size
-    weights = sum(math.prod(shape) for shape in rule.shapes.values())
+def projection_flops(layer: MemoryLayer) -> int:
+    """Floating point operations a token, forward, of the layer's own matrices; a product of [m, n] with a vector counts 2 m n."""
     around = ("project", "gates", "output", "output_gate")
-    matrices = [p for name, p in layer.named_parameters() if p.dim() == 2 and name.split(".")[0] in around]
-    update = sum(layer.spec.optimizer.flops(shape) + 2 * math.prod(shape) for shape in rule.shapes.values())
-    return {
-        "projections": 2 * sum(p.numel() for p in matrices),
-        "read": 2 * weights * heads,
-        "gradient": 6 * weights * heads * window,
-        "update": update * heads,
-        "features": 2 * rule.width * heads,
-    }
+    return 2 * sum(p.numel() for name, p in layer.named_parameters() if p.dim() == 2 and name.split(".")[0] in around)
+
+
+def memory_cost(layer: MemoryLayer) -> tuple[str, Cost]:
+    """(plan, its cost for a token of one head) of the compiled memory, the count that `how it runs` shows; also for a layer that runs the
+    token loop."""
+    rule = layer.rule
+    rule = rule if isinstance(rule, CompiledRule) else compile_rule(layer.spec, rule.key_dim, rule.value_dim, backend="torch")
+    graphs = {name: stages.last for name, stages in rule.compiled.graphs.items()}
+    return rule.plan, plan_cost(rule.compiled.equations, graphs, rule.compiled.chunk)
 
 
 def _spec(source: Any, overrides: Mapping[str, Any] | None) -> LayerSpec:
@@ -170,11 +166,12 @@ def _cost(layer: MemoryLayer) -> Iterator[str]:
     features = f", {layer.rule.width:,} features" if layer.rule.finite and layer.rule.width != layer.key_dim else ""
     yield f"at {widths}{features}"
     yield f"state: {held:,} bytes a sequence" + (f", and {grows:,} more with every token" if grows else "")
-    flops = flops_a_token(layer)
-    shares = ", ".join(f"{name} {count:,}" for name, count in flops.items() if count)
-    yield f"FLOPs a token, forward: {sum(flops.values()):,} ({shares})"
-    if not layer.rule.finite:
-        yield "  and what the kernels of all keys seen cost, which grows with every token"
+    (plan, memory), around = memory_cost(layer), projection_flops(layer)
+    token, growth = round(memory.token.flops), round(memory.growth.flops)
+    yield f"FLOPs a token, forward: {around + layer.heads * token:,} (projections {around:,}, memory {layer.heads} heads x {token:,})"
+    if growth:
+        yield f"  and {layer.heads * growth:,} more for every earlier token ({layer.heads} heads x {growth:,})"
+    yield f"  the memory's are those of plan {plan}; what each plan would take for one head stands under `how it runs`"
 
 
 def _notation(spec: LayerSpec) -> Iterator[str]:

@@ -92,6 +92,11 @@ def values_and_gradients(rule: Rule, inputs: Inputs, state: MemoryState | None =
     inputs = inputs.leaves()
     start = None if state is None else state.map(lambda t: t.detach().clone().requires_grad_())
     y, after = inputs.run(rule, start)
+    return collect(y, after, inputs, start, seed)
+
+
+def collect(y: Tensor, after: MemoryState, inputs: Inputs, start: MemoryState | None = None, seed: int = 1) -> dict[str, Tensor]:
+    """The same for a run that has been made: `inputs` and `start` hold leaves that require gradients."""
     outputs = {"y": y} | {f"state.{n}": t for n, t in after.state_dict().items() if isinstance(t, Tensor)}
     leaves = inputs.named()
     if start is not None:  # the weights of a call that has a state are not used

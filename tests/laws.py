@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from memkit.inputs import collect, values_and_gradients
 from memkit.specs.errors import ShapeError
 from memkit.specs.layer import LayerSpec
 from memkit.specs.rule import Rule
 from memkit.specs.state import MemoryState
-from tests.cases import Inputs, collect, draw, gates_given, spec_of, unit, values_and_gradients
+from tests.cases import Inputs, draw, gates_given, spec_of, unit
 from tests.compare import assert_all_close, assert_close
 
 MakeRule = Callable[[LayerSpec, int, int], Rule]

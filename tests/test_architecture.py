@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from memkit.compiler import passes
+from memkit.compiler.facts import Facts
 from memkit.specs import layer  # noqa: F401 (fills the registry of families)
 from memkit.specs.component import FAMILIES, Component
 
@@ -83,6 +85,14 @@ def test_the_compiler_names_no_kind(path: Path) -> None:
     known = {word for word, (files, _) in OWN_WORDS.items() if any(inside.match(pattern) for pattern in files.split())}
     wrong = [f"{path.relative_to(ROOT)}:{line} says {text!r}" for line, text in literals(path) if text in KINDS - known]
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_fact_is_read() -> None:
+    """A fact that no plan, and nothing else in the compiler, asks for is inferred for nothing."""
+    trees = [parsed(p) for p in (PACKAGE / "compiler").rglob("*.py")]
+    reads = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    asked = {n.attr for n in reads if getattr(n.value, "attr", getattr(n.value, "id", "")) in ("facts", "known")}
+    assert not {field.name for field in dataclasses.fields(Facts)} - asked
 
 
 MEMBERS = [(n, k) for n, family in FAMILIES.items() for k, m in family.members.items() if m.__module__.startswith("memkit.")]

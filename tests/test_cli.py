@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memkit import cli, cli_tools
+from memkit.specs.component import FAMILIES
 from memkit.specs.io import load_spec, load_text, presets
 
 
@@ -44,6 +45,24 @@ def test_list_names_every_preset_with_its_source(memkit) -> None:
 def test_list_kinds(memkit) -> None:
     result = memkit("list", "--kinds")
     assert result.code == 0 and "bias: huber" in result.out and "gate: learned" in result.out
+
+
+def test_list_kinds_gives_every_field_of_every_kind(memkit) -> None:
+    lines = memkit("list", "--kinds").out.splitlines()
+    found: dict[str, dict[str, str]] = {}
+    for line in lines:
+        name, _, text = line.strip().partition("  ")
+        if line.startswith("  "):
+            found[list(found)[-1]][name] = text.strip()
+        else:
+            found[name] = {}
+    for family, root in FAMILIES.items():
+        for kind, member in root.members.items():
+            assert set(found[f"{family}: {kind}"]) == set(member.model_fields)
+    assert set(found["window"]) == {"size", "gate"} and set(found["update"]) == {"grad_at", "chunk_size", "read"}
+    assert found["memory: mlp"]["depth"] == "a whole number from 1 to 8, default 2: number of weight matrices"
+    assert found["retention: scalar"]["gate"].startswith("one of input, learned, or a number from 0 to 1, or {kind: ...}, default input")
+    assert all("a value" not in text and ", default " in text for fields in found.values() for text in fields.values())
 
 
 def test_show_prints_a_spec_that_loads(memkit) -> None:
@@ -107,7 +126,7 @@ def test_new_writes_a_commented_spec_that_validates(memkit, base: str) -> None:
     assert result.code == 0 and memkit("validate", "my-layer.yaml").code == 0
     text, spec = Path("my-layer.yaml").read_text(), load_spec("my-layer.yaml")
     assert spec.model_copy(update={"name": base, "source": load_spec(base).source}) == load_spec(base) and spec.name == "my-layer"
-    assert text.startswith("# yaml-language-server: $schema=file:///") and text.count("#") > 25
+    assert text.startswith("# yaml-language-server: $schema=file:///") and text.count("#") > 25 and "memkit list --kinds" in text
     assert all(f"\n{field}: " in text for field in type(spec).model_fields)
     again = memkit("new", "my-layer.yaml")
     assert again.code == 2 and "--force" in again.err and Path("my-layer.yaml").read_text() == text
@@ -183,8 +202,9 @@ def test_version_and_help(memkit) -> None:
 
 def test_every_command_that_is_listed_has_help(memkit) -> None:
     for command in list(cli.app.registered_commands):
-        if command.name not in ("bench", "doctor", "kernels"):  # their help is their module's
-            assert memkit(str(command.name or getattr(command.callback, "__name__", "")), "--help").code == 0
+        for flag in ("-h", "--help"):
+            result = memkit(str(command.name or getattr(command.callback, "__name__", "")), flag)
+            assert result.code == 0 and "Usage" in result.out
 
 
 def test_a_command_with_its_own_options_takes_them_from_run(memkit, monkeypatch: pytest.MonkeyPatch) -> None:

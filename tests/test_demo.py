@@ -32,7 +32,9 @@ def test_it_leaves_a_folder_that_can_be_used(quick: None, tmp_path: Path, capsys
     out, folder = capsys.readouterr().out, tmp_path / "a" / "b"
     metrics = json.loads((folder / "metrics.json").read_text())
     first = metrics["models"]["atlas"]
-    assert code == (0 if first["held_out"] < metrics["unigram_entropy"] else 1) and metrics["learned"] == (code == 0)
+    below = first["held_out"] < metrics["unigram_entropy"]
+    assert metrics["learned"] == (True if below else None if first["steps"] < demo.ENOUGH else False)
+    assert code == (1 if metrics["learned"] is False else 0)
     assert metrics["same_after_reload"] and set(metrics["models"]) == {"atlas", "deltanet"}
     assert 2.0 < metrics["unigram_entropy"] < 4.0
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -51,12 +53,20 @@ def test_it_leaves_a_folder_that_can_be_used(quick: None, tmp_path: Path, capsys
 def test_no_training_is_no_success(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Untrained, the exit code is 1; and without matplotlib it says so and goes on."""
+    """Without a step where one would be enough to judge, the exit code is 1; and without matplotlib it says so and goes on."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(demo, "ENOUGH", 0)
     assert demo.run_demo(0, tmp_path) == 1
     out = capsys.readouterr().out
     assert "did NOT learn" in out and "no curve (matplotlib is not installed)" in out
     assert not (tmp_path / "curve.png").exists() and (tmp_path / "metrics.json").exists()
+
+
+def test_too_few_steps_are_no_failure(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.run_demo(0, tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "too few steps to judge (0): give it more --seconds" in out and "did NOT learn" not in out
+    assert json.loads((tmp_path / "metrics.json").read_text())["learned"] is None
 
 
 def test_entropy_by_hand() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memkit.equations import equation_of
-from memkit.explanation import equation, explain, flops_a_token, state_bytes
+from memkit.explanation import equation, explain, memory_cost, projection_flops, state_bytes
 from memkit.layers.memory_layer import MemoryLayer, load
 from memkit.specs.errors import SpecError
 from memkit.specs.gate import Number
@@ -87,17 +87,23 @@ def test_state_bytes_are_those_of_a_real_state(name: str) -> None:
     assert (grows > 0) == (not layer.rule.finite)
 
 
-def test_flops_by_hand() -> None:
+def test_projection_flops_by_hand() -> None:
     layer = load("deltanet", dim=6, heads=2)  # K = V = 3
-    assert flops_a_token(layer) == {
-        "projections": 2 * (6 * 18 + 4 * 18 + 6 * 2 + 6 * 6 + 6 * 6),  # q k v, convolution, step size, output gate, output
-        "read": 2 * 9 * 2,
-        "gradient": 6 * 9 * 2,
-        "update": (4 + 2) * 9 * 2,
-        "features": 2 * 3 * 2,
-    }
-    muon = load("titans_linear", dim=6, heads=2, overrides={"optimizer": {"kind": "muon", "steps": 1}})
-    assert flops_a_token(muon)["update"] == ((4 + 2) * 9 + 4 * 27 + 2 * 27) * 2
+    assert projection_flops(layer) == 2 * (6 * 18 + 4 * 18 + 6 * 2 + 6 * 6 + 6 * 6)  # q k v, convolution, step size, output gate, output
+
+
+@pytest.mark.parametrize("name", ("titans", "exp_attention"))
+def test_one_count_of_flops(name: str) -> None:
+    """The layer's number is made of the plan's own, which stands below it, under the plan's name."""
+    for backend in ("auto", "reference"):
+        layer = load(name, dim=8, heads=2, backend=backend)
+        text, (plan, cost) = explain(layer), memory_cost(layer)
+        token, growth, around = round(cost.token.flops), round(cost.growth.flops), projection_flops(layer)
+        assert f"FLOPs a token, forward: {around + 2 * token:,} (projections {around:,}, memory 2 heads x {token:,})\n" in text
+        assert f"the memory's are those of plan {plan}; " in text
+        assert backend == "reference" or f"\n    {plan:<10} {token:>12,} FLOPs" in text
+        assert (growth > 0) == ("more for every earlier token (2 heads" in text) == (f" {2 * growth:,} more for every earlier" in text)
+        assert text.count("FLOPs a token, forward") == 1
 
 
 def test_sizes_and_overrides() -> None:

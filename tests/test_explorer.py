@@ -94,6 +94,20 @@ class TestData:
             explorer(own, ("deltanet",), progress=False)
         assert stop.value.args[0] == ["mine", "deltanet"]
 
+    @pytest.mark.parametrize("show, terminal, wanted", [(True, True, r"2/2.*/min.*left"), (True, False, "2 specs"), (False, True, "^$")])
+    def test_progress(
+        self, show: bool, terminal: bool, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from memkit.explorer import build
+
+        monkeypatch.setenv("FORCE_COLOR", "1") if terminal else monkeypatch.delenv("FORCE_COLOR", raising=False)
+        monkeypatch.setenv("COLUMNS", "120")
+        with build._bar(show, 2) as step:
+            step()
+            step()
+        said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+        assert re.search(wanted, said)
+
     def test_size_and_nothing_fetched(self, page: str) -> None:
         assert len(page) < 1_000_000
         assert not re.search(r'(?:src|href)="(?!#|data:)', page)

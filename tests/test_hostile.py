@@ -211,6 +211,10 @@ def update(fn: Callable[..., Any], init: Callable[[Tensor], Any] = lambda W: {})
     return InnerOptimizer, {"init": lambda self, W: init(W), "update": lambda self, grad, state, gates: fn(grad, state, gates)}
 
 
+def fails(*_: Any) -> Any:
+    raise LookupError("no idea")
+
+
 def unseen(p: Tensor, v: Tensor) -> Tensor:
     with torch.no_grad():
         return (p - v).square().sum()
@@ -229,8 +233,8 @@ REFUSED: Mapping[str, tuple[tuple[type[Component], dict[str, Any]], str]] = {
     "features of no width": (features(lambda x: x, width=lambda self, k: 0), "a width of 0"),
     "another kernel": (features(lambda x: x, kernel=lambda self, a, b: 2 * (a * b).sum()), r"phi\(a\).phi\(b\)"),
     "a kernel with an axis": (features(lambda x: x, kernel=lambda self, a, b: a * b), r"returns a tensor \[3\]"),
-    "weights of one axis": (net(shapes=lambda self, f, v: {"W": (v,)}), r"of shape \[3\]"),
-    "weights of no width": (net(shapes=lambda self, f, v: {"W": (v, 0)}), r"of shape \[3, 0\]"),
+    "weights of one axis": (net(shapes=lambda self, f, v: {"W": (v,)}), r"weight W of shape \[\d+\]"),
+    "weights of no width": (net(shapes=lambda self, f, v: {"W": (v, 0)}), r"weight W of shape \[\d+, 0\]"),
     "a read of another width": (net(read=lambda self, W, f, x: f.sum()), r"returns a tensor \[\]"),
     "a read of unknown weights": (net(read=lambda self, W, f, x: W["Z"] @ f), "KeyError"),
     "a row is kept": (retain(lambda W: W[0]), r"returns a tensor \[3\]"),
@@ -246,6 +250,66 @@ REFUSED: Mapping[str, tuple[tuple[type[Component], dict[str, Any]], str]] = {
     "slots that are no tensors": (update(lambda g, s, gates: (-g, {}), lambda W: [1]), "shaped like W"),
     "slots of another shape": (update(lambda g, s, gates: (-g, {}), lambda W: {"S": W.sum()}), "shaped like W"),
 }
+
+
+# what components say of themselves: (component, what the error says), refused before anything is traced
+ANSWERS: Mapping[str, tuple[tuple[type[Component], dict[str, Any]], str]] = {
+    "shapes that raise": (net(shapes=fails), "shapes of 'odd': LookupError: no idea"),
+    "shapes that are nothing": (net(shapes=lambda self, f, v: None), "shapes of 'odd' returns None"),
+    "shapes in a list": (net(shapes=lambda self, f, v: [(v, f)]), "shapes of 'odd' returns list"),
+    "no shapes": (net(shapes=lambda self, f, v: {}), "shapes of 'odd' returns no weight"),
+    "a shape that is a number": (net(shapes=lambda self, f, v: {"W": v}), r"gives weight W \d+"),
+    "a shape of fractions": (net(shapes=lambda self, f, v: {"W": (v, f / 2)}), r"weight W of shape \[\d+, [\d.]+\]"),
+    "a weight without a name": (net(shapes=lambda self, f, v: {1: (v, f)}), "shapes of 'odd' returns the name 1"),
+    "a weight of two words": (net(shapes=lambda self, f, v: {"W 1": (v, f)}), "shapes of 'odd' returns the name 'W 1'"),
+    "scalars that raise": (net(params=fails), "params of 'odd': LookupError: no idea"),
+    "scalars that are nothing": (net(params=lambda self, v: None), "params of 'odd' returns None"),
+    "a scalar that is a number": (net(params=lambda self, v: {"scale": 1.0}), "params of 'odd' gives scale: 1.0"),
+    "a scalar of whole numbers": (net(params=lambda self, v: {"scale": torch.ones(v).int()}), r"scale: a tensor \[3\] of torch.int32"),
+    "features whose width raises": (features(lambda x: x, width=fails), "width of 'odd': LookupError: no idea"),
+    "features of no known width": (features(lambda x: x, width=lambda self, k: None), "returns a width of None"),
+    "features of half a width": (features(lambda x: x, width=lambda self, k: k / 2), "returns a width of 1.5"),
+    "features of a true width": (features(lambda x: x, width=lambda self, k: True), "returns a width of True"),
+    "features whose scalars raise": (features(lambda x: x, params=fails), "params of 'odd': LookupError: no idea"),
+    "features with scalars in a list": (features(lambda x: x, params=lambda self: [1.0]), "params of 'odd' returns list"),
+    "slots that raise": (update(lambda g, s, gates: (-g, {}), fails), "init of 'odd': LookupError: no idea"),
+    "slots that are nothing": (update(lambda g, s, gates: (-g, {}), lambda W: None), "init of 'odd' returns None"),
+    "a slot that is nothing": (update(lambda g, s, gates: (-g, {}), lambda W: {"S": None}), "init of 'odd' gives S: None"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_component_that_cannot_say_what_it_is(made: Callable[..., str], name: str) -> None:
+    (root, body), sentence = ANSWERS[name]
+    kind = made(root, **body)
+    for make in (compile_rule, ReferenceRule):
+        with pytest.raises(SpecError, match=sentence) as caught:
+            make(spec_of({root.family: kind}), 3, 3)
+        assert caught.value.where.startswith(root.family)
+
+
+@pytest.mark.parametrize(
+    ("init", "sentence"),
+    (
+        (fails, "init of 'odd': LookupError: no idea"),
+        (lambda self, shape, generator, dtype: 0.0, "init of 'odd' returns 0.0"),
+        (lambda self, shape, generator, dtype: torch.zeros(shape[1:]), r"returns a tensor \[3, 3\] of torch.float32"),
+        (lambda self, shape, generator, dtype: torch.zeros(shape).long(), r"returns a tensor \[2, 3, 3\] of torch.int64"),
+    ),
+)
+def test_a_start_that_is_no_weight(made: Callable[..., str], init: Callable[..., Any], sentence: str) -> None:
+    root, body = net(init=init)
+    spec = spec_of({root.family: made(root, **body)}, {"layer.key_dim": 3, "layer.value_dim": 3})
+    with pytest.raises(SpecError, match=sentence):
+        compile_rule(spec, 3, 3).init_weights(2)
+    with pytest.raises(SpecError, match=sentence):
+        memkit.load(spec, dim=6, heads=2)
+
+
+def test_a_start_of_another_type_is_cast(made: Callable[..., str]) -> None:
+    root, body = net(init=lambda self, shape, generator, dtype: torch.ones(shape))
+    weights = compile_rule(spec_of({root.family: made(root, **body)}), 3, 3).init_weights(2, dtype=torch.float64)
+    assert weights["W"].dtype is torch.float64
 
 
 @pytest.mark.parametrize("name", REFUSED)

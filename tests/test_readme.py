@@ -1,24 +1,46 @@
-"""The README is true: its Python blocks run, its YAML validates, its preset table is what the presets say."""
+"""The README and docs/using.md are true: their Python blocks run, the YAML validates, the preset table is what the presets say."""
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import memkit
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, USING = ROOT / "README.md", ROOT / "docs" / "using.md"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+def blocks(language: str, page: Path = README) -> list[str]:
+    """The page's blocks in a language, each below as many empty lines as lines go before it: a traceback shows the page's own lines."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+    return ["\n" * text[: m.start(1)].count("\n") + m[1] for m in found]
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda b: b.strip().splitlines()[-1][:40])
 def test_python_blocks_run(block: str) -> None:
     exec(compile(block, str(README), "exec"), {})
+
+
+def test_the_blocks_of_using_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # traced, not built: that takes half a minute
+    names: dict[str, Any] = {}
+    for block in blocks("python", USING):
+        exec(compile(block, str(USING), "exec"), names)
+    torch.testing.assert_close(names["again"](names["x"])[0], names["layer"](names["x"])[0])
+
+
+@pytest.mark.parametrize("page", [README, USING], ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert links and [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_yaml_blocks_validate(tmp_path: Path) -> None:

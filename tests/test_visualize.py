@@ -18,6 +18,7 @@ from memkit.drawing import VIEWS, picture, visualize
 from memkit.drawing_model import Box, Picture
 from memkit.drawing_text import count as shown
 from memkit.drawing_text import label_html, wrapped
+from memkit.explorer import explorer
 from memkit.specs.errors import KernelError, SpecError
 
 PURE = drawing_dot.program("svg") is not None
@@ -226,13 +227,25 @@ class TestWithoutPrograms:
     def test_the_rest_says_what_to_install(self, kind: str) -> None:
         with pytest.raises(KernelError, match="Graphviz") as error:
             drawing_files.content(visualize("deltanet"), kind)
-        assert ("graphviz-pure" in str(error.value)) == (kind != "pdf")
+        assert ("graphviz-pure" in str(error.value)) == (kind != "pdf") and "--view rule" in str(error.value)
+
+    def test_the_explorer_refuses_at_once(self) -> None:
+        with pytest.raises(KernelError, match="--view rule"):
+            explorer("deltanet", ("deltanet",), progress=False)
 
 
 class TestMistakes:
     def test_view(self) -> None:
         with pytest.raises(SpecError, match="did you mean rule"):
             memkit.visualize("atlas", "rul")
+
+    def test_overrides(self) -> None:
+        wider = memkit.spec("deltanet", {"window.size": 3})
+        assert memkit.visualize("deltanet", overrides={"window.size": 3}).source == visualize(wider).source
+        assert memkit.explain("deltanet", overrides={"window.size": 3}) == memkit.explain(wider)
+        assert memkit.explain("deltanet", overrides={}) == memkit.explain("deltanet")
+        with pytest.raises(SpecError, match="did you mean window"):
+            memkit.explain("deltanet", overrides={"windw.size": 3})
 
     def test_ending(self) -> None:
         with pytest.raises(SpecError, match=r"\.svg, \.png, \.pdf, \.dot, \.html"):

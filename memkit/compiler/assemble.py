@@ -15,6 +15,7 @@ from .emit_torch import emit_module
 from .ir import Graph, GraphError, Node, Op
 from .passes import BACKWARD, lodge
 from .passes.loops import TOKENS
+from .plans.span import keys_look
 
 FUNCTION = '''
 {upper}_NAMES = (  # of the inputs, of what a call saves, of the results' gradients
@@ -25,7 +26,7 @@ FUNCTION = '''
 
 
 class {title}(torch.autograd.Function):
-    """{name} with its emitted backward, which recomputes a chunk's inside from the states saved at its start."""
+    """{name} with its emitted backward: states at chunk starts and products with whole weights are kept, the rest is made again."""
 
     generate_vmap_rule = True
 
@@ -42,7 +43,8 @@ class {title}(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        inputs, saved = ctx.saved_tensors[:{inputs}], ctx.saved_tensors[{inputs}:]
+        tensors = ctx.saved_tensors  # read once: under activation checkpointing each reading runs the forward again
+        inputs, saved = tensors[:{inputs}], tensors[{inputs}:]
         grads = [inputs[0].new_zeros(shape) if g is None else g for g, shape in zip(grads, ctx.shapes)]
         if torch.is_grad_enabled():  # differentiated once more: let torch differentiate the forward's source
             return again(plain_{name}, inputs, grads, ctx.needs_input_grad)
@@ -68,7 +70,7 @@ def plain_{name}(*inputs):
 
 def call_{name}(*inputs):
     """{name}, through {title} where a gradient will be needed."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs) and not forward_mode():
         return {title}.apply(*inputs)[:{results}]
     return plain_{name}(*inputs)
 '''
@@ -77,6 +79,11 @@ def call_{name}(*inputs):
 def apart(outputs, inputs):
     """`outputs`, those that are an input itself (a memory that never moves) as views of it: autograd takes no input as an output."""
     return tuple(x.view_as(x) if any(x is y for y in inputs) else x for x in outputs)
+
+
+def forward_mode():
+    """Whether torch differentiates forwards: tangents pass through plain source, but not through an autograd.Function, nor its backward."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def again(function, inputs, grads, needed):
@@ -92,8 +99,16 @@ def again(function, inputs, grads, needed):
 
 
 RUN = '''
+def start(weights, q, v):
+    """The state before the first token of q [B, T, H, K] and v [B, T, H, V], from weights by name, [H, out, in]."""
+    return first_state(RULE, weights, q, v)
+
+
 def run(q, k, v, gates, params, state):
-    """The rule: q, k [B, T, H, K], v [B, T, H, V], gates and params by name, state a dict; returns y [B, T, H, V] and the state after."""
+    """The rule: q, k [B, T, H, K], v [B, T, H, V], gates [B, T, H, ..] and params by name, state from `start` or an earlier call.
+
+    Returns y [B, T, H, V] and the state after.
+    """
     return {call}(RULE, q, k, v, gates, params, state)
 '''
 
@@ -122,6 +137,7 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         runtime.blocks,
         runtime.in_sequence,
         runtime.started,
+        runtime.first_state,
         runtime.overlapping,
     ]
     if "history" in graphs:
@@ -134,13 +150,14 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         call, helpers = f"run_pieces, {', '.join(found)}", [runtime.run_pieces, runtime.pack]
     run = RUN.replace("{call}(RULE", call.replace(", ", "(", 1) + ", RULE")
     body = emit_module(functions, head="")
-    sources = [inspect.getsource(f) for f in (*surround, *helpers, apart, again)]
-    parts = [_head(eq, plan, title, chunk, largest(eq, chunk if {"chunks", "history"} & {*graphs} else 1, graphs.values())), *sources, body, *classes, run]
+    sources = [inspect.getsource(f) for f in (*surround, *helpers, apart, forward_mode, again)]
+    numbers = largest(eq, chunk if {"chunks", "history"} & {*graphs} else 1, graphs.values())
+    parts = [_head(eq, plan, title, chunk, numbers, graphs.get("step")), *sources, body, *classes, run]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts)
 
 
 def largest(eq: Equations, chunk: int, graphs: Iterable[Graph]) -> int:
-    """Numbers in the largest intermediate of `chunk` tokens of one head: of what the graphs compute, of the states they stack up, of the past."""
+    """Numbers in the largest intermediate of `chunk` tokens of one head: of what the graphs compute, the states they stack up, the past."""
     sizes = given(eq, chunk) | {"h": runtime_span.BLOCK} if eq.infinite else given(eq, chunk)
     stacks = [sizes[out] * sizes[into] for n, (out, into) in eq.weights.items() if n not in eq.infinite]
     return max(*stacks, *(widest(graph, sizes) for graph in graphs), 1)
@@ -187,7 +204,7 @@ def _layout(graph: Graph, params: Sequence[str]) -> tuple[int, int]:
     return (sequences, sum(name in graph.labels for name in params)) if sequences else (0, 0)
 
 
-def _head(eq: Equations, plan: str, title: str, chunk: int, numbers: int) -> str:
+def _head(eq: Equations, plan: str, title: str, chunk: int, numbers: int, step: Graph | None) -> str:
     spec = eq.rule.spec
     gates = [n for n in spec.roles() if n not in eq.rule.constants or (n == "window_gate" and eq.window > 1)]
     params = {n: tuple(eq.sizes[a] for a in axes) for n, axes in zip(eq.rule.init_params(), eq.params.values(), strict=True)}
@@ -201,8 +218,9 @@ def _head(eq: Equations, plan: str, title: str, chunk: int, numbers: int) -> str
         "slots": eq.slots,
         "params": params,
     }
-    if eq.infinite:
-        rule |= {"infinite": {n: eq.sizes[eq.weights[n][0]] for n in eq.infinite}, "scales": 3 if eq.slots else 1}
+    if step is not None:
+        widths = {n: eq.sizes[eq.weights[n][0]] for n in eq.infinite}
+        rule |= {"infinite": widths, "scales": 3 if eq.slots else 1, "keys_look": keys_look(step)}
     sizes = ", ".join(f"{axis}={size}" for axis, size in eq.sizes.items())
     rows = [
         f'"""{title}: plan {plan}, {sizes}.',

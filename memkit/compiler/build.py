@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memkit.specs.contract import weight_shapes
 from memkit.specs.errors import SpecError
 from memkit.specs.rule import Rule
 
@@ -71,7 +72,7 @@ def build(rule: Rule) -> Equations:
     spec, values = rule.spec, rule.value_dim
     infinite_width = _unused_width(rule)
     wide = rule.width if rule.finite else infinite_width
-    shapes = spec.memory.shapes(wide, values)
+    shapes = weight_shapes(spec.memory, wide, values)
     sizes = {"k": rule.key_dim, "v": values, "f": wide}
     weights = {name: _weight_axes(shape, wide, values, sizes) for name, shape in shapes.items()}
     params = {name: tuple(_axis_of(n, values, sizes) for n in p.shape) for name, p in rule.init_params().items()}

@@ -16,6 +16,7 @@ from .facts import Facts
 from .ir import Graph, Node, Op
 from .passes import FORWARD, kernel_trick
 from .plans import PLANS
+from .plans.span import keys_look
 
 Lengths = dict[str, int]
 VIEWS = (Op.PARAM, Op.CONST, Op.TENSOR, Op.RENAME, Op.EXPAND, Op.SELECT, Op.WINDOWS, Op.GET, Op.SCAN)  # nothing is computed
@@ -188,8 +189,8 @@ def plan_cost(eq: Equations, graphs: Mapping[str, Graph], chunk: int) -> Cost:
     token = count(main, sizes) * (1 / chunk)
     if "history" not in graphs:
         return Cost(token, Count())
-    both = {**sizes, "t": chunk + sizes["s"]}  # queries and keys look at the past together
-    return Cost(token, count(graphs["history"], both) * (1 / chunk))
+    looking = {**sizes, "t": chunk + (sizes["s"] if keys_look(main) else 0)}
+    return Cost(token, count(graphs["history"], looking) * (1 / chunk))
 
 
 def lowered(eq: Equations, known: Facts, plan: str) -> dict[str, Graph]:
@@ -234,7 +235,7 @@ def report(eq: Equations, known: Facts, plan: str, graphs: Mapping[str, Graph], 
     for name, module in PLANS.items():
         if name != plan and module.refuse(known) is None:
             rows[name] = (lowered(eq, known, name), chunk if known.grad_at == "chunk" else module.tile(known))
-    yield "cost of a token of one head, forward, without fusion:"
+    yield "a token of one head, the memory alone, forward, without fusion, under each plan that accepts:"
     costs = {name: plan_cost(eq, *row) for name, row in rows.items()}
     for name, cost in costs.items():
         rest = f", and {cost.growth.flops:,.0f} more for every earlier token" if cost.growth.flops else ""

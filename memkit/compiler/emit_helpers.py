@@ -114,6 +114,12 @@ def solve(lower: torch.Tensor, b: torch.Tensor, transpose: bool = False) -> torc
     return torch.cat(found[::-1] if transpose else found, -2)
 
 
+def from_runs(*runs: tuple[float, int, int]) -> torch.Tensor:
+    """Numbers in a row, each run given as (first, how many, step)."""
+    dtype = torch.long if all(isinstance(first, int) for first, _, _ in runs) else torch.float64
+    return torch.cat([first + step * torch.arange(count, dtype=dtype) for first, count, step in runs])
+
+
 def sum_groups(x: torch.Tensor, sources: torch.Tensor, dim: int) -> torch.Tensor:
     """out[i] = the sum of x[sources[i]] along `dim` (counted from the end); a source past x's end adds nothing."""
     groups, size = sources.shape

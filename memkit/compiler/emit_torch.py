@@ -86,13 +86,24 @@ class Module:
         """The name of a tensor at the head of the module: the one that has these values already, or a new one."""
         key = values, whole
         if key not in self.constants:
-            literal = textwrap.fill(repr(values), 116, initial_indent="    ", subsequent_indent="    ")
-            dtype = "torch.long" if whole else "torch.float64"
-            line = f"{name} = torch.tensor({literal.strip()}, dtype={dtype})\n"
-            spread = f"{name} = torch.tensor(\n{literal},\n    dtype={dtype},\n)\n"
-            self.constants[key] = name, line if len(line) <= 120 else spread
+            self.constants[key] = name, self._table(values, name, whole)
             self.taken.add(name)
         return self.constants[key][0]
+
+    def _table(self, values: Any, name: str, whole: bool) -> str:
+        """The statement that makes a constant: its values, or, where these go on and on evenly, its runs."""
+        rows = values if values and isinstance(values[0], tuple) else (values,)
+        flat = [x for row in rows for x in row]
+        runs = as_runs(flat) if len(flat) > 64 and not isinstance(flat[0], tuple) else flat
+        if 4 * len(runs) < len(flat):
+            self.helpers.add("from_runs")
+            literal = textwrap.fill(", ".join(map(repr, runs)), 116, initial_indent="    ", subsequent_indent="    ")
+            shape = f".reshape({len(rows)}, -1)" if rows is values else ""
+            return f"{name} = from_runs(\n{literal},\n){shape}\n"
+        literal = textwrap.fill(repr(values), 116, initial_indent="    ", subsequent_indent="    ")
+        dtype = "torch.long" if whole else "torch.float64"
+        line = f"{name} = torch.tensor({literal.strip()}, dtype={dtype})\n"
+        return line if len(line) <= 120 else f"{name} = torch.tensor(\n{literal},\n    dtype={dtype},\n)\n"
 
     def head(self) -> list[str]:
         """The helpers, with those they call, and the constants."""
@@ -100,6 +111,23 @@ class Module:
         for _ in HELPERS:
             wanted |= {name for name in HELPERS for user in wanted if re.search(rf"(?<![\w.]){name}\(", HELPERS[user])}
         return [*(text for name, text in HELPERS.items() if name in wanted), "".join(s for _, s in self.constants.values())]
+
+
+def as_runs(values: Sequence[float]) -> list[tuple[float, int, int]]:
+    """(first, how many, step) of the runs that numbers fall into; only whole numbers rise."""
+    found: list[tuple[float, int, int]] = []
+    for value in values:
+        if found:
+            first, count, step = found[-1]
+            rise = value - first if isinstance(value, int) and isinstance(first, int) else 0 if value == first else None
+            if rise == step * count and (step or not rise):
+                found[-1] = first, count + 1, step
+                continue
+            if count == 1 and rise == 1:
+                found[-1] = first, 2, 1
+                continue
+        found.append((value, 1, 0))
+    return found
 
 
 def _helpers() -> dict[str, str]:

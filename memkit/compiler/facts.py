@@ -57,11 +57,9 @@ class Facts:
     step: dict[str, Graph] | None
     finite: bool
     features_direct: bool
-    has_kernel: bool
     grad_at: str
     window: int
     read_before: bool
-    slots: int
 
 
 def facts(eq: Equations) -> Facts:
@@ -81,11 +79,9 @@ def facts(eq: Equations) -> Facts:
         step=_step(eq),
         finite=not eq.infinite,
         features_direct=_features_direct(eq, products),
-        has_kernel=eq.kernel is not None,
         grad_at=eq.grad_at,
         window=eq.window,
         read_before=eq.read_before,
-        slots=len(eq.slots),
     )
 
 

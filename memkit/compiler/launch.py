@@ -22,6 +22,7 @@ from torch import Tensor
 from memkit.specs.errors import KernelError
 
 from . import autotune
+from .assemble import forward_mode
 from .autotune import Choice
 from .emit_torch import compile_source
 from .emit_triton import Function, KernelModule
@@ -51,6 +52,8 @@ def obstacle(x: Tensor | None = None) -> str | None:
     """Why kernels cannot run on x (or on any device here), or None."""
     if not can_import():
         return "triton is not installed"
+    if x is not None and forward_mode():
+        return "torch differentiates forwards, and kernels have no forward-mode derivative"
     if interpreted():
         return None
     if not torch.cuda.is_available():

@@ -141,6 +141,27 @@ def pack(rule, state, carried, anchor, keys, values, tokens, batch, heads):
     }
 
 
+def first_state(rule, weights, q, v):
+    """The state before the first token: weights name -> [H, out, in], the same for every row; slots and the past empty."""
+    (batch, _, heads, width), before, semantic = q.shape, rule["window"] - 1, rule["semantic"]
+
+    def slots(tensors):
+        return {n: {s: torch.zeros_like(w) for s in rule["slots"]} for n, w in tensors.items()}
+
+    own = {n: weights[n].expand(batch, *weights[n].shape) for n in rule["weights"]}
+    past = {n: v.new_zeros(batch, heads, out, 0) for n, out in rule.get("infinite", {}).items()}
+    span = (q.new_zeros(batch, 0, heads, width), past, slots(past), dict(past) if semantic else {}) if past else None
+    return {
+        "weights": own,
+        "slots": slots(own),
+        "anchor": dict(own) if semantic else {},
+        "keys": q.new_zeros(batch, before, heads, width),
+        "values": v.new_zeros(batch, before, *v.shape[2:]),
+        "position": 0,
+        "span": span,
+    }
+
+
 def started(x: Tensor, position: int, before: int) -> Tensor:
     """x [B, before + T, ..] with the slots before the sequence's start, whose weight is 0, filled by its first token: 0 times its loss
     is 0."""

@@ -114,7 +114,8 @@ def merged(blocks):
 
 
 def contributions(rule, history, past, held, x_q, x_k, learned):
-    """What the past adds to the products of the chunk's queries and keys; keys look at the anchor `held` where it differs."""
+    """What the past adds to the products of the chunk's queries and, where its gradient needs them, keys; keys look at the anchor `held`
+    where it differs."""
     parts, split = (2 if rule["slots"] else 1), x_q.shape[1]
     widths = [w for w in rule["infinite"].values() for _ in range(parts)]
 
@@ -125,6 +126,8 @@ def contributions(rule, history, past, held, x_q, x_k, learned):
                 sums = [s + c for s, c in zip(sums, history(x, keys, *entries, *scales, *learned))]
         return sums
 
+    if not rule["keys_look"]:
+        return total(x_q, past)
     if held is None:
         both = total(torch.cat([x_q, x_k], 1), past)
         of_q, of_k = [s[:, :split] for s in both], [s[:, split:] for s in both]

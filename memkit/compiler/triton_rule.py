@@ -19,6 +19,10 @@ from .pipeline import Compiled, CompiledRule
 
 CHUNK_PARALLEL = ("linear", "solve")  # plans whose work leaves the loop over chunks; under the others states would cost too much memory
 PLANS = (*CHUNK_PARALLEL, "frozen", "orthogonal")
+WITHOUT = {
+    "span": "it keeps every key, and its products are large enough for torch's own",
+    "scan": "it takes one token after another, and each is too little work for a kernel",
+}
 LARGEST = 1 << 22  # numbers in one weight: beyond, the kept copies of one program outgrow any cache and torch's batched products win
 
 
@@ -26,7 +30,7 @@ def refusal(compiled: Compiled) -> str | None:
     """Why a compiled spec has no kernels, or None."""
     plan = compiled.choice.name
     if plan not in PLANS:
-        return f"plan {plan} has no kernels: it keeps every key, and its products are large enough for torch's own"
+        return f"plan {plan} has no kernels: {WITHOUT[plan]}"
     sizes = compiled.equations.sizes
     largest = max(sizes[out] * sizes[into] for out, into in compiled.equations.weights.values())
     if largest > LARGEST:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from memkit.compiler.pipeline import compile_rule
@@ -110,20 +112,19 @@ def _yaml(spec: LayerSpec) -> str:
     return dump_yaml(spec.model_copy(update={"source": ""}), minimal=True)
 
 
-class _bar:
-    """A progress bar on stderr, or nothing."""
+@contextmanager
+def _bar(show: bool, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr, where a person watches; else one line that says what is being waited for; or nothing."""
+    from rich.console import Console
 
-    def __init__(self, show: bool, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from memkit.benchmark import progress
 
-        columns = TextColumn("specs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.progress = Progress(*columns, console=Console(stderr=True), disable=not show, transient=True)
-        self.task = self.progress.add_task("specs", total=total)
-
-    def __enter__(self) -> Any:
-        self.progress.start()
-        return lambda: self.progress.advance(self.task)
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        if show:
+            print(f"explorer: computing {total} specs, which takes minutes for all presets", file=sys.stderr)
+        yield lambda: None
+        return
+    with progress(console) as bar:
+        task = bar.add_task("specs", total=total)
+        yield lambda: bar.advance(task)

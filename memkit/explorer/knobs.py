@@ -68,9 +68,10 @@ def _at(spec: LayerSpec, path: str) -> Any:
 
 
 def _kept(now: Component, kind: str) -> dict[str, Any]:
-    """Another kind of the same family with the fields that both have, so that one knob turns one thing."""
+    """Another kind of the same family with the fields that both have, so that one knob turns one thing; but not with the old one's start,
+    since zeros that a matrix can leave hold most nets for ever."""
     member = FAMILIES[now.family].members[kind]
-    shared = {name: value for name, value in now.model_dump().items() if name in member.model_fields}
+    shared = {name: value for name, value in now.model_dump().items() if name in member.model_fields and name != "initial"}
     return {"kind": kind, **shared}
 
 

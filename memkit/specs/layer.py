@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .bias import L2, AttentionalBias
 from .component import Component
+from .contract import feature_width, weight_shapes
 from .errors import SpecError
 from .features import FeatureMap, Identity
 from .gate import WINDOW_GATE, Gate, Number, Role
+from .learning import stuck
 from .memory import Linear, MemoryNet
 from .optimizer import Gd, InnerOptimizer
 from .retention import NoRetention, Retention
@@ -110,7 +112,7 @@ class LayerSpec(BaseModel):
     def gate_shape(self, role: Role, key_dim: int) -> tuple[int, ...]:
         """Trailing shape of a gate, beyond [B, T, H]."""
         if role.axis == "feature":
-            return (self.features.width(key_dim),)
+            return (feature_width(self.features, key_dim),)
         return (self.window.size,) if role.axis == "window" else ()
 
     @model_validator(mode="after")
@@ -134,7 +136,7 @@ class LayerSpec(BaseModel):
             got = f"residual: true with key_dim {key} and value_dim {value}"
             yield SpecError(got, "key_dim = value_dim", "residual: false", "memory.residual")
         try:
-            self.memory.shapes(_WHOLE, _WHOLE)  # F = V, so that a step over the first layer may be skipped where widths allow it
+            weight_shapes(self.memory, _WHOLE, _WHOLE)  # F = V, so that a step over the first layer may be skipped where widths allow it
         except SpecError as error:
             yield error
             return
@@ -150,6 +152,7 @@ class LayerSpec(BaseModel):
                 )
         if not self.features.finite():
             yield from self._infinite_misfits(channel)
+        yield from self._dead_ends()
 
     def _ceiling_misfits(self, name: str, role: Role, gate: Gate) -> Iterator[SpecError]:
         ceiling, start = getattr(gate, "ceiling", None), getattr(gate, "start", None)
@@ -170,6 +173,25 @@ class LayerSpec(BaseModel):
             got = f"{where} with optimizer: {self.optimizer.kind}"
             yield SpecError(got, "an optimizer that is linear in the gradient", "optimizer: momentum", "optimizer")
 
+    def _dead_ends(self) -> Iterator[SpecError]:
+        """A memory that stands at 0 for ever: every gradient there has a factor that is 0."""
+        try:
+            endless = set() if self.features.finite() else {n for n, s in self._probe_shapes() if s[-1] == _PROBE}
+        except SpecError:  # a net that joins features to values; refused where the widths are known
+            return
+        at_zero = self.memory.initial == "zero"
+        zero = set(weight_shapes(self.memory, _WHOLE, _WHOLE)) if at_zero else endless
+        if not stuck(self.memory, zero, self.retention, self.optimizer):
+            return
+        start = f"{', '.join(sorted(zero))} {'starts' if len(zero) == 1 else 'start'} at 0"
+        end = f"with memory: {self.memory.kind}: every inner gradient is 0 there, so the memory never moves"
+        if at_zero:
+            yield SpecError(f"initial: zero ({start}) {end}", "a start that the memory can leave", "initial: learned", "memory.initial")
+        else:
+            got = f"features: {self.features.kind} (only its kernel exists, so {start}) {end}"
+            hint = "an activation that is smooth and not 0 at 0 (sigmoid, softplus), memory: linear, or features of finite width"
+            yield SpecError(got, "a memory that can leave 0", hint, "memory")
+
     def _gate_path(self, name: str) -> str:
         for path, component in self.components():
             for field, role in component.gates.items():
@@ -177,9 +199,9 @@ class LayerSpec(BaseModel):
                     return f"{path}.{field}"
         return "window.gate"
 
-    def _probe_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+    def _probe_shapes(self) -> list[tuple[str, tuple[int, int]]]:
         """The memory's weight shapes at a feature width that no hidden width can have by chance."""
-        return list(self.memory.shapes(_PROBE, _WHOLE).items())
+        return list(weight_shapes(self.memory, _PROBE, _WHOLE).items())
 
 
 _PROBE = 1_000_003

@@ -48,7 +48,9 @@ class MemoryNet(Component):
 
     residual: bool = Field(default=False, description="add the raw key or query to the prediction; needs key_dim = value_dim")
     norm: Literal["none", "layer"] = Field(default="none", description="norm of the output, before the residual; learned scale, shift")
-    initial: Literal["learned", "zero"] = Field(default="learned", description="start of the memory: learned weights or zeros")
+    initial: Literal["learned", "zero"] = Field(
+        default="learned", description="start of the memory: learned weights, or zeros where it can leave them"
+    )
 
     def shapes(self, features: int, values: int) -> dict[str, tuple[int, ...]]:
         """Weight name -> shape, [out, in]; `features` is F, `values` is V."""

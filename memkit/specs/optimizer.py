@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -36,10 +35,6 @@ class InnerOptimizer(Component):
 
     def equation(self) -> str:
         return f"U_t = {self.kind}(G_t)"
-
-    def flops(self, shape: tuple[int, ...]) -> int:
-        """Floating point operations of one update of one weight: an estimate, elementwise work counted as 4 an entry."""
-        return 4 * math.prod(shape)
 
 
 class Gd(InnerOptimizer):
@@ -136,7 +131,3 @@ class Muon(InnerOptimizer):
 
     def equation(self) -> str:
         return f"S_t = {self.term('momentum')}S_{{t-1}} - G_t; U_t = {self.term('step_size')}NS{self.steps}(S_t)"
-
-    def flops(self, shape: tuple[int, ...]) -> int:
-        small, large = sorted(shape)
-        return super().flops(shape) + self.steps * (4 * small * small * large + 2 * small**3)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from .contract import feature_width, fresh_weight, learned_scalars, starting_slots, weight_shapes
 from .document import shown
 from .errors import ShapeError, SpecError
 from .gate import Number
@@ -51,7 +52,7 @@ class Rule:
                 "memory.residual",
             )
         self.finite = spec.features.finite()
-        self.width = _width(spec, key_dim) if self.finite else 0
+        self.width = feature_width(spec.features, key_dim) if self.finite else 0
         if self.width > MAX_WIDTH:
             raise SpecError(
                 f"features: {spec.features.kind} gives {self.width:,} features for key_dim {key_dim}",
@@ -59,15 +60,18 @@ class Rule:
                 "a lower degree or a smaller key_dim",
                 "features",
             )
-        self.infinite = () if self.finite else tuple(n for n, s in spec.memory.shapes(_PROBE, value_dim).items() if s[-1] == _PROBE)
-        self.shapes = {n: s for n, s in spec.memory.shapes(self.width, value_dim).items() if n not in self.infinite}
+        self._endless = {} if self.finite else {n: s[0] for n, s in weight_shapes(spec.memory, _PROBE, value_dim).items() if s[1] == _PROBE}
+        self.infinite = tuple(self._endless)
+        self.shapes: dict[str, tuple[int, ...]] = {
+            n: s for n, s in weight_shapes(spec.memory, self.width or _PROBE, value_dim).items() if n not in self.infinite
+        }
         for n, shape in self.shapes.items():
-            if len(shape) != 2 or not all(isinstance(size, int) and size > 0 for size in shape):
-                raise SpecError(f"weight {n} of shape {list(shape)}", "[out, in], two whole numbers >= 1", "", "memory")
             if math.prod(shape) > MAX_ENTRIES:
                 got = f"weight {n} of {shape[0]:,} x {shape[1]:,} entries a head"
                 raise SpecError(got, f"at most {MAX_ENTRIES:,}", "smaller key_dim, value_dim, expansion or degree", "memory")
-        self.slots = _slots(spec)
+        self.slots = tuple(starting_slots(spec.optimizer, torch.zeros(2, 3)))
+        learned_scalars(spec.features)  # refused here, where they are wrong, not in a call
+        learned_scalars(spec.memory, value_dim)
         self.constants = {n: g.value for n, (_, g) in spec.roles().items() if isinstance(g, Number)}
 
     @property
@@ -80,7 +84,7 @@ class Rule:
         dtype = dtype or torch.get_default_dtype()
         zero = self.spec.memory.initial == "zero"
         return {
-            n: torch.zeros((heads, *s), dtype=dtype) if zero else self.spec.memory.init((heads, *s), generator, dtype)
+            n: torch.zeros((heads, *s), dtype=dtype) if zero else fresh_weight(self.spec.memory, (heads, *s), generator, dtype)
             for n, s in self.shapes.items()
         }
 
@@ -106,8 +110,7 @@ class Rule:
     def _empty_span(self, batch: int, heads: int, like: Tensor, chunked: bool) -> Span | None:
         if self.finite:
             return None
-        outs = {n: s[0] for n, s in self.spec.memory.shapes(_PROBE, self.value_dim).items() if n in self.infinite}
-        empty = {n: like.new_zeros(batch, heads, out, 0) for n, out in outs.items()}
+        empty = {n: like.new_zeros(batch, heads, out, 0) for n, out in self._endless.items()}
         slots: Slots = {n: dict(self.spec.optimizer.init(w)) for n, w in empty.items()}
         return Span(like.new_zeros(batch, 0, heads, self.key_dim), empty, slots, dict(empty) if chunked else {})
 
@@ -226,7 +229,7 @@ class Rule:
         if state.span is not None:
             keys = state.span.keys
             seen = keys.shape[1] if isinstance(keys, Tensor) and keys.dim() == 4 else 0
-            shapes = {n: (s[0], seen) for n, s in self.spec.memory.shapes(_PROBE, self.value_dim).items() if n in self.infinite}
+            shapes = {n: (out, seen) for n, out in self._endless.items()}
             want["state.span.keys"] = (keys, (batch, seen, heads, self.key_dim))
             want |= self._weights_like("state.span", state.span, shapes, (batch, heads), bound)
         return want
@@ -289,25 +292,6 @@ class Rule:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """No automatic change of types; the meta device knows none."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
-
-
-def _width(spec: LayerSpec, key_dim: int) -> int:
-    """F, which a third party's feature map may get wrong."""
-    width = spec.features.width(key_dim)
-    if not isinstance(width, int) or width < 1:
-        raise SpecError(f"features: {spec.features.kind} gives a width of {width!r}", "a whole number >= 1", "", "features")
-    return width
-
-
-def _slots(spec: LayerSpec) -> tuple[str, ...]:
-    """The names of the optimizer's slots, each a tensor of the weight's shape."""
-    weight = torch.zeros(2, 3)
-    found = spec.optimizer.init(weight)
-    good = isinstance(found, Mapping) and all(isinstance(t, Tensor) and t.shape == weight.shape for t in found.values())
-    if not good:
-        got = f"init of {spec.optimizer.kind!r} returns {type(found).__name__}"
-        raise SpecError(got, "a dict of tensors shaped like W", "{} for none", "optimizer")
-    return tuple(found)
 
 
 def _described(t: object) -> str:

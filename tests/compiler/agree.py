@@ -12,11 +12,12 @@ from torch import Tensor
 from memkit.compiler import pipeline, runtime_span
 from memkit.compiler.pipeline import CompiledRule, compile_rule
 from memkit.compiler.plans import PLANS
+from memkit.inputs import values_and_gradients
 from memkit.specs.layer import LayerSpec
 from memkit.specs.reference import ReferenceRule
 from memkit.specs.rule import Rule
 from memkit.specs.state import MemoryState
-from tests.cases import Inputs, values_and_gradients
+from tests.cases import Inputs
 from tests.compare import assert_all_close
 
 TOL = 1e-9

@@ -100,13 +100,16 @@ def test_state_bytes_are_those_of_the_state(name: str) -> None:
 
 
 def test_what_grows_with_the_past() -> None:
-    """exp attention looks at every earlier key; its growth is at least softmax attention's without the normaliser."""
-    made = rule("exp_attention")
-    graphs = {name: stages.last for name, stages in made.compiled.graphs.items()}
-    cost = plan_cost(made.compiled.equations, graphs, C)
-    assert cost.growth.products >= 2 * (K + V)
-    assert cost.at(1000).flops > cost.at(10).flops
-    assert math.isinf(overtakes(made.compiled.equations, cost))
+    """exp attention looks at every earlier key as softmax attention does, without the normaliser; where keys look too, it is twice that."""
+    grows, overtaken = {}, {}
+    for name in ("exp_attention", "dot_linear"):
+        made = rule(name)
+        cost = plan_cost(made.compiled.equations, {n: s.last for n, s in made.compiled.graphs.items()}, C)
+        assert cost.at(1000).flops > cost.at(10).flops
+        grows[name], overtaken[name] = cost.growth, overtakes(made.compiled.equations, cost)
+    assert grows["exp_attention"].products == 2 * (K + V)
+    assert grows["exp_attention"].flops < softmax_growth(made.compiled.equations) and not math.isinf(overtaken["exp_attention"])
+    assert grows["dot_linear"].products >= 4 * (K + V) and math.isinf(overtaken["dot_linear"])
 
 
 def test_the_length_that_overtakes_attention() -> None:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from memkit.specs.reference import ReferenceRule
+from memkit.strategies import Run, runs
 from tests.compiler.agree import check, compiled, oracle_results
-from tests.strategies import Case, cases
 
 ASKED = int(os.environ.get("MEMKIT_DRAWN", "0"))
 LARGE = 1e6  # a memory that blows up multiplies every rounding; such draws are left out
@@ -27,7 +27,7 @@ def drawn(sort: str):
     )
 
 
-def agrees(case: Case) -> None:
+def agrees(case: Run) -> None:
     oracle = ReferenceRule(case.spec, case.key_dim, case.value_dim)
     want = oracle_results(oracle, case.inputs(oracle), case.prefix)
     assume(all(t.numel() == 0 or t.abs().max() < LARGE for t in want[2].values()))
@@ -36,24 +36,24 @@ def agrees(case: Case) -> None:
 
 
 @drawn("token")
-@given(cases("token"))
-def test_gradients_at_every_token(case: Case) -> None:
+@given(runs("token"))
+def test_gradients_at_every_token(case: Run) -> None:
     agrees(case)
 
 
 @drawn("decayed")
-@given(cases("decayed"))
-def test_gradients_at_the_decayed_memory(case: Case) -> None:
+@given(runs("decayed"))
+def test_gradients_at_the_decayed_memory(case: Run) -> None:
     agrees(case)
 
 
 @drawn("chunk")
-@given(cases("chunk"))
-def test_gradients_at_the_start_of_chunks(case: Case) -> None:
+@given(runs("chunk"))
+def test_gradients_at_the_start_of_chunks(case: Run) -> None:
     agrees(case)
 
 
 @drawn("kernel")
-@given(st.sampled_from(("token", "decayed", "chunk")).flatmap(lambda grad_at: cases(grad_at, finite=False)))
-def test_features_that_are_a_kernel(case: Case) -> None:
+@given(st.sampled_from(("token", "decayed", "chunk")).flatmap(lambda grad_at: runs(grad_at, finite=False)))
+def test_features_that_are_a_kernel(case: Run) -> None:
     agrees(case)

@@ -8,11 +8,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from memkit.compiler import emit_helpers, ir
 from memkit.compiler.backward import backward
-from memkit.compiler.emit_torch import compile_source, emit, emit_module
+from memkit.compiler.emit_helpers import from_runs
+from memkit.compiler.emit_torch import as_runs, compile_source, emit, emit_module
 from memkit.compiler.interpret import run
 from memkit.compiler.ir import Graph
 from memkit.compiler.simplify import simplify
@@ -288,3 +291,22 @@ def test_solve_keeps_its_digits_where_keys_repeat() -> None:
     b = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
     expected = emit_helpers.solve(lower.double(), b.double())
     assert (emit_helpers.solve(lower, b) - expected).abs().max() < 3e-6 * expected.abs().max()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([0.5, 2.0**0.5]))))
+def test_runs_are_the_numbers_they_were_made_of(values: list[float]) -> None:
+    runs = as_runs(values)
+    assert [first + step * i for first, count, step in runs for i in range(count)] == values
+    if runs:
+        torch.testing.assert_close(from_runs(*runs), torch.tensor(values, dtype=from_runs(*runs).dtype), rtol=0, atol=0)
+
+
+def test_long_even_tables_are_written_as_runs() -> None:
+    table = tuple(tuple(float(i == j) for j in range(20)) for i in range(9))
+    x = ir.param("x", ("i",))
+    source = emit(Graph((x,), (ir.einsum(ir.tensor(table, ("i", "j")), x, over=("i",)),)), "f")
+    assert "from_runs(" in source and len(source) < 1500
+    drawn = torch.randn(9, dtype=torch.float64)
+    (found,) = compile_source(source, "<runs>")["f"](drawn)
+    torch.testing.assert_close(found, torch.tensor(table, dtype=torch.float64).mT @ drawn, rtol=0, atol=0)

@@ -152,7 +152,7 @@ class Squashed(Retention):
 
 
 class Squares(MemoryNet):
-    """Equation: (W * W) f  Source: tests  Shapes: f [F] -> [V]"""
+    """Equation: (W + W * W) f  Source: tests  Shapes: f [F] -> [V]"""
 
     kind = "squares"
 
@@ -160,7 +160,7 @@ class Squares(MemoryNet):
         return {"W": (values, features)}
 
     def read(self, W: Mapping[str, Tensor], f: Tensor, x: Tensor) -> Tensor:
-        return (W["W"] * W["W"]) @ f
+        return (W["W"] + W["W"] * W["W"]) @ f
 
 
 class TwoSlots(InnerOptimizer):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from memkit.compiler.pipeline import CompiledRule
 from tests.cases import PRESETS, Inputs, draw, small
@@ -72,6 +73,19 @@ def test_autocast_leaves_the_rule_alone(name: str) -> None:
     assert_close(y, want, 0.0, name)
     assert narrow.dtype == torch.bfloat16
     assert all(t.dtype == torch.float32 for t in state.state_dict().values() if isinstance(t, Tensor))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ONE_OF_EACH_PLAN)
+def test_activation_checkpointing(name: str, reentrant: bool) -> None:
+    rule = make(name)
+    whole, again = draw(rule).leaves(), draw(rule).leaves()
+    y, _ = whole.run(rule)
+    z = checkpoint(lambda q, *_: again._replace(q=q).run(rule)[0], *again.named().values(), use_reentrant=reentrant)
+    for result in (y, z):
+        (result * result).sum().backward()
+    grads = [{n: t.grad for n, t in x.named().items() if t.grad is not None} for x in (whole, again)]
+    assert_all_close(*grads, EXACT, f"{name}: gradients")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "backend"), [("titans_linear", "aot_eager"), ("omeganet", "eager"), ("dot", "eager")])
@@ -204,11 +218,12 @@ class Nothing(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Nothing())
 folder = pathlib.Path(sys.argv[1])
 found = {}
-for name, (call, leaves) in torch.load(folder / "given.pt").items():
+for name, (call, weights, leaves) in torch.load(folder / "given.pt").items():
     namespace = {"__name__": name}
     exec(compile((folder / f"{name}.py").read_text(), f"{name}.py", "exec"), namespace)
     leaves = [t.requires_grad_() for t in leaves]
-    y, state = namespace["run"](**call)
+    state = namespace["start"](weights, call["q"], call["v"])
+    y, state = namespace["run"](**call, state=state)
     found[name] = [y.detach(), *torch.autograd.grad((y * y).sum(), leaves)]
 assert "memkit" not in sys.modules
 torch.save(found, folder / "found.pt")
@@ -222,10 +237,8 @@ def test_emitted_files_run_without_memkit(tmp_path: Path) -> None:
         rule = make(name)
         (tmp_path / f"{name}.py").write_text(rule.source)
         inputs = draw(rule)
-        state = rule.init_state(2, inputs.weights, inputs.v)._asdict()
-        state["span"] = None if state["span"] is None else tuple(state["span"])
-        call = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "gates": inputs.gates, "params": inputs.params, "state": state}
-        given[name] = (call, [inputs.q, inputs.k, inputs.v, *inputs.gates.values()])
+        call = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "gates": inputs.gates, "params": inputs.params}
+        given[name] = (call, inputs.weights, [inputs.q, inputs.k, inputs.v, *inputs.gates.values()])
         leaves = inputs.leaves()
         y, _ = leaves.run(rule)
         wanted[name] = [y, *torch.autograd.grad((y * y).sum(), [leaves.q, leaves.k, leaves.v, *leaves.gates.values()])]

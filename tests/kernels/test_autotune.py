@@ -19,8 +19,9 @@ from memkit.compiler.kernels.settings import EXACT, TABLE, Configs
 from memkit.compiler.launch import Kernels
 from memkit.compiler.pipeline import compile_rule
 from memkit.compiler.triton_rule import TritonRule
+from memkit.inputs import values_and_gradients
 from memkit.specs.errors import KernelError
-from tests.cases import draw, small, values_and_gradients
+from tests.cases import draw, small
 from tests.compare import assert_all_close
 
 from .tuning import OPTIONS, Clock, files, forget, forward, job, kernels, on, used

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from memkit.compiler.pipeline import compile_rule
 from memkit.compiler.triton_rule import TritonRule
-from tests.cases import draw, small, values_and_gradients
+from memkit.inputs import values_and_gradients
+from tests.cases import draw, small
 
 BAND = 256  # numbers on each side
 

@@ -11,10 +11,11 @@ import torch
 
 import memkit
 from memkit.compiler import launch
-from memkit.compiler.pipeline import compile_rule
+from memkit.compiler.pipeline import CompiledRule, compile_rule
 from memkit.compiler.triton_rule import TritonRule
+from memkit.inputs import values_and_gradients
 from memkit.specs.errors import KernelError
-from tests.cases import draw, small, values_and_gradients
+from tests.cases import draw, small
 
 
 def rule_of(name: str) -> TritonRule:
@@ -82,6 +83,25 @@ def test_refusals_name_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         auto = TritonRule(compile_rule(small("retnet"), 4, 4, backend="torch"), pinned=False)
         x.run(auto)
         assert "no CUDA or ROCm device" in auto.explain()
+
+
+def test_forward_mode_runs_torch_code() -> None:
+    """Kernels would drop a tangent; pinned they refuse, else torch code runs in their place and says so."""
+    spec = small("retnet")
+    base = compile_rule(spec, 4, 4, backend="torch")
+    x = draw(base, B=1, T=3, H=1, dtype=torch.float32)
+    along = torch.randn_like(x.v)
+
+    def pushed(rule: CompiledRule) -> torch.Tensor:
+        return torch.func.jvp(lambda v: x._replace(v=v).run(rule)[0], (x.v,), (along,))[1]
+
+    with pytest.raises(KernelError, match="differentiates forwards"):
+        pushed(rule_of("retnet"))
+    auto = TritonRule(compile_rule(spec, 4, 4, backend="torch"), pinned=False)
+    torch.testing.assert_close(pushed(auto), pushed(base))
+    assert "differentiates forwards" in auto.backend
+    x.run(auto)
+    assert auto.backend == "triton"
 
 
 def test_memkit_does_not_import_triton() -> None:

@@ -7,10 +7,11 @@ import torch
 
 from memkit.compiler.pipeline import compile_rule
 from memkit.compiler.triton_rule import PLANS, TritonRule
+from memkit.inputs import values_and_gradients
 from memkit.specs.layer import LayerSpec
 from memkit.specs.reference import ReferenceRule
 from tests import laws
-from tests.cases import PRESETS, draw, small, spec_of, values_and_gradients
+from tests.cases import PRESETS, draw, small, spec_of
 from tests.compare import assert_all_close, assert_close
 
 K, V = 5, 5

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from memkit.inputs import values_and_gradients
 from memkit.specs.bias import AttentionalBias, Expression
 from memkit.specs.errors import ShapeError, SpecError
 from memkit.specs.features import Polynomial
@@ -15,7 +16,7 @@ from memkit.specs.layer import LayerSpec
 from memkit.specs.optimizer import newton_schulz
 from memkit.specs.reference import ReferenceRule
 from tests import laws
-from tests.cases import PRESETS, draw, small, spec_of, unit, values_and_gradients
+from tests.cases import PRESETS, draw, small, spec_of, unit
 from tests.compare import assert_close
 
 F64 = torch.float64

@@ -14,7 +14,8 @@ from .lengths import Length, Lengths, lengths
 from .memory import Buffer, packed
 
 RESERVED = (
-    "triton", "tl", "torch", "zero", "zero64", "G", "g", "b", "h", "n", "item", "mine", "scratch", "groups", "heads", "N", "LT", "nought",
+    "triton", "tl", "torch", "zero", "zero64", "G", "g", "b", "h", "n", "item", "mine", "scratch",
+    "group", "batch", "head", "groups", "heads", "N", "LT", "nought",
     "D", "F", "P", "S",
     "B", "H", "X", "sizes", "how", "like", "grid", *HELPERS, *(f"lane{1 << i}" for i in range(3, 13)),
 )  # fmt: skip

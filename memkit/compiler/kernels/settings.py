@@ -16,16 +16,23 @@ class Configs:
     each: Config
 
 
+def _all(config: Config) -> Config:
+    """A thread may have all its registers: else the compiler spills a little so that more programs share a processor."""
+    return replace(config, registers=255)
+
+
 WIDE = Config(rows=64, cols=64, inner=32, warps=8)
 HALF = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=2)
 PAIR = Config(rows=64, cols=64, inner=32, warps=8, roots=2, sums=1)
-# one sum at a time: what a long body leaves registers for; few programs share a processor, so that each may have all of them
-SHORT = Config(rows=32, cols=64, inner=32, warps=8, roots=1, sums=1, registers=255)
-LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)
+LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)  # one sum at a time: what a long body leaves registers for
 NARROW = Config(rows=64, cols=32, inner=16, warps=8, roots=1, sums=1)
 WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1, settle=True)  # 64 lanes a wave: 4 waves hold as much as 8 warps
-BRIEF = Config(rows=64, cols=32, inner=32, warps=4, roots=2, sums=1)  # tiles of 16 tokens: 8 warps would have two values a thread
-THIN = Config(rows=32, cols=64, inner=16, warps=8, roots=1, sums=1, registers=255)
+FULL = _all(LEAN)
+SHORT = replace(FULL, rows=32)
+# tiles of 16 tokens leave 8 warps little to do: BRIEF for a program a chunk, TURN for a loop
+BRIEF = _all(Config(rows=64, cols=32, inner=32, warps=4, roots=2, sums=1))
+TURN = replace(FULL, warps=4)
+SMALL = replace(TURN, rows=32, cols=32)
 EXACT = Config(rows=32, cols=32, inner=16, warps=4, roots=2, sums=1)  # float32 products keep whole operands in registers
 
 TABLE: Mapping[tuple[str, str], Configs] = {
@@ -36,18 +43,25 @@ TABLE: Mapping[tuple[str, str], Configs] = {
     ("solve", "sm_90"): Configs(WIDE, HALF),
     ("solve", "gfx942"): Configs(WAVES, WAVES),
     ("frozen", "sm_80"): Configs(LEAN, LEAN),
-    ("frozen", "sm_90"): Configs(SHORT, PAIR),
+    ("frozen", "sm_90"): Configs(FULL, PAIR),
     ("frozen", "gfx942"): Configs(WAVES, WAVES),
-    ("orthogonal", "sm_80"): Configs(LEAN, LEAN),
-    ("orthogonal", "sm_90"): Configs(LEAN, LEAN),
+    ("orthogonal", "sm_80"): Configs(SHORT, SHORT),
+    ("orthogonal", "sm_90"): Configs(SHORT, SHORT),
     ("orthogonal", "gfx942"): Configs(WAVES, WAVES),
 }
 
 
-WIDEST = 512  # from here on an axis is gone through in so many tiles that its addresses, too, take registers
-OVER_WIDEST: Mapping[tuple[str, str], Configs] = {("frozen", "sm_80"): Configs(NARROW, LEAN)}
+# From these lengths of an axis on, it is gone through in so many tiles that its addresses, too, take registers.
+OVER: Mapping[tuple[str, str], tuple[int, Configs]] = {
+    ("linear", "sm_90"): (128, Configs(_all(WIDE), _all(WIDE))),
+    ("solve", "sm_80"): (128, Configs(WIDE, _all(HALF))),
+    ("solve", "sm_90"): (128, Configs(_all(WIDE), _all(HALF))),
+    ("frozen", "sm_80"): (513, Configs(NARROW, LEAN)),
+}
 BRIEFEST = 16  # tokens of a chunk that fill one tile of a product and no more
-UP_TO_BRIEFEST: Mapping[tuple[str, str], Configs] = {("frozen", "sm_90"): Configs(THIN, BRIEF)}
+UP_TO_BRIEFEST: Mapping[tuple[str, str], tuple[Configs, Configs]] = {  # up to an axis of 128, and beyond
+    ("frozen", "sm_90"): (Configs(SMALL, BRIEF), Configs(TURN, BRIEF)),
+}
 
 
 def configs_for(plan: str, target: str, single: bool, widest: int, chunk: int) -> Configs:
@@ -57,5 +71,6 @@ def configs_for(plan: str, target: str, single: bool, widest: int, chunk: int) -
         exact = replace(EXACT, settle=TABLE[key].loop.settle)
         return Configs(exact, exact)
     if chunk <= BRIEFEST and key in UP_TO_BRIEFEST:
-        return UP_TO_BRIEFEST[key]
-    return OVER_WIDEST.get(key, TABLE[key]) if widest > WIDEST else TABLE[key]
+        return UP_TO_BRIEFEST[key][widest > 128]
+    least, wide = OVER.get(key, (0, TABLE[key]))
+    return wide if widest >= least else TABLE[key]

@@ -92,10 +92,12 @@ class KernelText(Tiles):
             lines.append(f"    mine = scratch + ({program} + zero64) * {self.scratch}")
         if self.split:
             lines.append(f"    {self.split[0]}_start = tl.program_id(1) * {self.split[1]}")
-        lines += [f"    for item in range(tl.program_id(0), {count}, tl.num_programs(0)):", "        g = (item + zero64) % G"]
+        lines.append(f"    for item in range(tl.program_id(0), {count}, tl.num_programs(0)):")
         if self.kernel.kind == EVERY:
-            lines.append("        n = (item + zero64) // G")
-        lines += ["        b, h = g // heads, g % heads"]
+            lines += ["        group = (item + zero) % groups", "        n = (item + zero64) // G"]
+        else:
+            lines.append("        group = item + zero")
+        lines += ["        batch, head = group // heads, group % heads"]
         if self.scratch:
             lines.append("        mine += nought & item")
         return "\n".join(lines) + "\n"
@@ -143,7 +145,7 @@ class KernelText(Tiles):
         axes = [a for a in first.axes if a not in ("n", "g")]
         self.count += 1
         self.nil = self.w.let("nil", f"tl.multiple_of(nought & ({self.turn} + {self.count}), 64)")
-        self._anew(("g", "b", "h", "n") if self.kernel.kind == EVERY else ("g", "b", "h"))
+        self._anew(self.nil)
         self.w.line(f"# {', '.join(n.name or n.attrs.get('fn', n.op.value) for n in step.roots)} [{', '.join(axes)}]")
         if first.op is Op.SOLVE:
             width = step.tile[1]
@@ -159,10 +161,9 @@ class KernelText(Tiles):
                 if root in self.placed:
                     self.write(self.placed[root], here, value)
 
-    def _anew(self, names: Sequence[str]) -> None:
-        """What addresses start from is another value to the compiler from here on: none is kept in registers for later."""
-        self.w.line(f"{', '.join(names)} = {', '.join(f'{name} + {self.nil}' for name in names)}")
-        self.w.line(f"{MINE}{self.nil}")
+    def _anew(self, nil: str) -> None:
+        """Where a head's values start is another number to the compiler from here on: none is kept in registers for later."""
+        self.w.line(f"g, b, h = group + {nil} + zero64, batch + {nil} + zero64, head + {nil} + zero64")
 
     def _single(self, node: Node, axes: Sequence[str], at: Indices, loops: ExitStack) -> dict[str, Index]:
         here = dict(at)
@@ -204,7 +205,7 @@ class KernelText(Tiles):
             here = Index(self.w.let(axis, f"{count} - 1 - {step} + {nil}" if scan.attrs["reverse"] else f"{step} + {nil}"))
             slot = self.w.let("slot", f"{step} + {nil}" if save else f"{step} % 2 + {nil}")
             following = self.w.let("slot_after", f"{step} + 1 + {nil}" if save else f"({step} + 1) % 2 + {nil}")
-            self.w.line(f"g, b, h = g + {nil}, b + {nil}, h + {nil}")
+            self._anew(nil)
             self.w.line(f"{MINE}{nil}")
             for param, outer in zip(body.params[k:], scan.args[k:], strict=True):
                 self.alias[param] = outer, {axis: here} if param in body.params[k : k + m] else {}

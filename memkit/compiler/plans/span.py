@@ -1,10 +1,8 @@
 """Plan `span`: features that exist only as a kernel. Weights over them are kept as coefficients on the keys seen so far.
 
 W phi(x) = sum_n d_n kernel(k_n, x). One graph runs a chunk, given what earlier keys contribute (`past_..`); a second one, `history`,
-computes
-that contribution block by block, so that no [T, T] tensor exists. The chunk itself is the `solve` tile for a linear memory at every
-token, else
-the `frozen` chunk; a deep memory with a gradient at every token is a chunk of one token.
+computes that contribution block by block, so that no [T, T] tensor exists. The chunk itself is the `solve` tile for a linear memory at
+every token, else the `frozen` chunk; a deep memory with a gradient at every token is a chunk of one token.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def tile(facts: Facts) -> int:
 
 def lower(eq: Equations, facts: Facts) -> Graph:
     """The graph of one chunk; inputs end with the past's contributions, results with the chunk's own coefficients and what is left of
-    older ones."""
+    older ones. Contributions to the keys' products are inputs only where the gradient needs the memory's answer to the keys."""
     chunk, carries, slices, consts = chunk_params(eq, facts, facts.grad_at == "chunk")
     past = past_nodes(eq, facts)
     chunk = Chunk(**{**vars(chunk), "past": past})
@@ -65,7 +63,16 @@ def lower(eq: Equations, facts: Facts) -> Graph:
     left = [ir.expand(last(x), ir.select(chunk.clock(), "t", -1)) for x in ([at.a, at.b, at.m] if eq.slots else [at.a])]
     labels = ("y", *(c.attrs["name"] for c in carries), *(f"entry_{i}" for i in range(len(flat))), *(f"left_{i}" for i in range(len(left))))
     y = ir.expand(y, ir.einsum(chunk.q, chunk.values, ("g", "t", "v"))).replace(name="y")
-    return Graph((*slices, *carries, *consts, *past.values()), (y, *results, *flat, *left), labels)
+    results = [y, *results, *flat, *left]
+    read = set(Graph((), tuple(results)).nodes())
+    lookers = {"q"} | {whose for (whose, _, _), node in past.items() if node in read}
+    seen = [node for (whose, _, _), node in past.items() if whose in lookers]
+    return Graph((*slices, *carries, *consts, *seen), tuple(results), labels)
+
+
+def keys_look(step: Graph) -> bool:
+    """Whether the keys of a chunk, and not its queries alone, need what earlier keys contribute."""
+    return any(p.attrs["name"].startswith("past_keys_") for p in step.params)
 
 
 def past_nodes(eq: Equations, facts: Facts) -> dict[tuple[str, str, str], Node]:
