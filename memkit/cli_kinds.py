@@ -44,7 +44,7 @@ def _fields(properties: Json, defs: Json) -> Iterator[tuple[str, str]]:
 
 def _described(field: Json, defs: Json) -> str:
     reference = field.get("$ref", "").rpartition("/")[2]
-    accepted = schema._expected(defs[reference] if reference else dict(field))
+    accepted = schema.in_words(defs[reference] if reference else dict(field))
     default = f"default {shown(field['default'])}" if "default" in field else "required"
     meaning = f": {field['description']}" if field.get("description") else ""
     return f"{accepted}, {default}{meaning}"

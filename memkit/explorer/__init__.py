@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from memkit.drawing_dot import need
 from memkit.specs.io import load_spec, presets
 
 from .build import Builder
@@ -29,6 +30,7 @@ def explorer(source: Any = "atlas", only: Iterable[str] | None = None, *, progre
     Raises:
         SpecError: for a source or preset that cannot be read. KernelError: where no program here can draw.
     """
+    need("svg")
     start = load_spec(source)
     names = tuple(only) if only is not None else presets()
     specs = [load_spec(name) for name in names]

@@ -214,7 +214,7 @@ def _describe(error: ValidationError, document: Document) -> Iterator[SpecError]
                 got = f"{_name(path)}{shown(value)} without {key}"
                 yield SpecError(got, expected, _kind_hint(path, value) if kinds else "", where)
         return
-    yield SpecError(f"{_name(path)}{shown(value)}", _expected(schema), _hint(error, schema), where)
+    yield SpecError(f"{_name(path)}{shown(value)}", in_words(schema), _hint(error, schema), where)
 
 
 def _kind_hint(path: KeyPath, fields: Mapping[str, Any]) -> str:
@@ -270,10 +270,10 @@ def _options(schema: Json) -> Iterable[str]:
 WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null", "array": "a list", "string": "text"}
 
 
-def _expected(schema: Json) -> str:
+def in_words(schema: Json) -> str:
     """What a schema accepts, in words."""
     if "anyOf" in schema:
-        return ", or ".join(_expected(s) for s in schema["anyOf"] if s.get("type") != "null")
+        return ", or ".join(in_words(s) for s in schema["anyOf"] if s.get("type") != "null")
     if "enum" in schema:
         values = [shown(v) for v in schema["enum"]]
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
