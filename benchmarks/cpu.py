@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     bench = Bench(sys.executable, peers(console), threads=args.threads, quick=args.quick)
     if load_average() > 1 and not args.quick:
         console.print(f"[yellow]the load average is {load_average():.1f}: something else is running, and ratios will suffer[/]")
+    command = "make bench" if not args.quick else "python benchmarks/cpu.py --quick"
     sections = report.load(out) if args.only else {}
     started = time.perf_counter()
     with progress(console) as bar:
@@ -55,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
                 console.print("  ".join(report.bar_row(found)[:5]).replace("**", ""))
             for why in (note for note in sections[name].notes if note.startswith("Not measured")):
                 console.print(f"[red]{name}: {why}[/]")
-    sections = {name: sections[name] for name in SECTIONS if name in sections}
-    report.save(out, sections, "make bench" if not args.quick else "python benchmarks/cpu.py --quick", args.threads)
+            sections = {name: sections[name] for name in SECTIONS if name in sections}
+            report.save(out, sections, command, args.threads)  # after every section: a run that is cut short keeps what it has
     console.print(f"{report.summary([bar for s in sections.values() for bar in s.bars])} {time.perf_counter() - started:.0f} s")
     console.print(f"{out}: benchmarks.md, benchmarks.json, benchmarks.png")
     return int(any(bar.value is None for name in names for bar in sections[name].bars))

@@ -21,10 +21,8 @@ OWN_OPTIONS = {"bench": "memkit.benchmark", "doctor": "memkit.doctor", "kernels"
 HELP = {
     "bench": "Measure speed and memory.",
     "doctor": "Say what works on this machine.",
-    "kernels": "List the fused kernels.",
+    "kernels": "Compile the GPU kernels ahead of time: registers, spills, shared memory.",
 }
-
-
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 

@@ -61,7 +61,10 @@ def run(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compile.")] = 1,
 ) -> int:
-    """Compile every kernel ahead of time, without a GPU, and print registers, spills, shared memory and roofline times."""
+    """Compile kernels ahead of time, without a GPU, and print registers, spills, shared memory and roofline times.
+
+    All presets take about half an hour; --presets deltanet --targets sm_90 takes seconds.
+    """
     if os.environ.get("TRITON_INTERPRET", "0") == "1":
         raise KernelError(
             "TRITON_INTERPRET=1", "a process without it: the interpreter compiles nothing", "unset TRITON_INTERPRET", "kernels"
@@ -74,6 +77,7 @@ def run(
     for line in refused:
         console.print(line, markup=False)
     wanted = [(name, width, rule, w) for name, width, rule in rules for t in targets.split(",") for w in works(rule, t, dtype)]
+    console.print(f"{len(wanted)} kernels; fewer with --presets, --widths, --targets")
     rows: list[Row] = []
     for name, width, rule, item, found in measured(wanted, store, jobs, console):
         rows.append(Row(name, width, rule.plan, item, found))
