@@ -34,6 +34,14 @@ def missing() -> str:
     return f"{' and '.join(gone)} not here (apt-get install chromium chromium-driver)" if gone else ""
 
 
+def without_font() -> str:
+    """Why boxes sized for Helvetica cannot be judged here; empty if a font has its widths."""
+    match = shutil.which("fc-match")
+    found = subprocess.run([match, "Helvetica"], capture_output=True, text=True).stdout if match else ""
+    fits = any(name in found for name in ("Helvetica", "Arial", "Arimo", "Liberation Sans", "Nimbus Sans", "Heros"))
+    return "" if fits else f"no font with Helvetica's widths here, only {found.strip() or 'unknown ones'} (apt-get install fonts-liberation)"
+
+
 class Browser:
     """One window. `dark`: what the page is told the person prefers."""
 

@@ -23,10 +23,11 @@ from memkit.explorer.knobs import FIELDS, settings, turns
 from memkit.explorer.mathml import equations, math
 from memkit.explorer.reductions import Reductions
 
-from .browser import Browser, missing
+from .browser import Browser, missing, without_font
 
 NAMES = ("linear_attention", "deltanet", "swla")
 BROWSER = missing()
+FONT = without_font()
 pytestmark = pytest.mark.skipif(drawing_dot.program("svg") is None, reason="neither dot nor graphviz-pure is here")
 
 
@@ -267,6 +268,7 @@ return [boxes.length, bad];
 
 
 @pytest.mark.skipif(bool(BROWSER), reason=BROWSER)
+@pytest.mark.skipif(bool(FONT), reason=FONT)
 def test_nothing_overlaps_or_is_cut(tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:
         for name in ("atlas", "titans", "swdt", "kda"):
