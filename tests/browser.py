@@ -39,7 +39,7 @@ def without_font() -> str:
     match = shutil.which("fc-match")
     found = subprocess.run([match, "Helvetica"], capture_output=True, text=True).stdout if match else ""
     fits = any(name in found for name in ("Helvetica", "Arial", "Arimo", "Liberation Sans", "Nimbus Sans", "Heros"))
-    return "" if fits else f"no font with Helvetica's widths here, only {found.strip() or 'unknown ones'} (apt-get install fonts-liberation)"
+    return "" if fits else f"no font with Helvetica's widths, only {found.strip() or 'unknown ones'} (apt-get install fonts-liberation)"
 
 
 class Browser:
