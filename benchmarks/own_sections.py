@@ -63,7 +63,7 @@ def lengths(b: Bench, s: Section) -> None:
             ratios[spec] = (eight.median / one.median, eight.best / one.best)
             grown += [spec] if state[0] != state[1] else []
             held = " / ".join(f"{n:,} B" for n in dict.fromkeys(state))
-            name = spec if part == 1 else f"{spec}, a {SHORTER}th of both lengths"
+            name = spec if part == 1 else f"{spec}, an {SHORTER}th of both lengths"
             s.rows.append([name, plan_of(spec), ms(one.median), ms(eight.median), f"{ratios[spec][0]:.2f}", held])
             ours.ask("drop")
     worst = max(ratios, key=lambda n: ratios[n][0])

@@ -45,7 +45,7 @@ def graphs(eq: Equations, facts: Facts) -> dict[str, Graph]:
 
 def tile(facts: Facts) -> int:
     """Tokens a chunk; no effect on results, but where it must be 1."""
-    return max(8, 64 // facts.window) if exact_tiles(facts) else 1
+    return min(64, max(8, 256 // facts.window)) if exact_tiles(facts) else 1
 
 
 def lower(eq: Equations, facts: Facts) -> Graph:
