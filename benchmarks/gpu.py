@@ -9,6 +9,7 @@ Kernels are compiled first, by many processes at once. What the time does not su
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import sys
@@ -78,36 +79,38 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def stages(plan: Plan, names: Sequence[str], options: argparse.Namespace, started: float, end: float) -> Iterator[tuple[str, Any, int]]:
     """(key of the result, rows as they come, how many at most)."""
-    failed = {}
+    without: list[dict[str, Any]] = []
     if plan.device == "cuda":
-        failed = prepare(plan, names, options.quick, started + WARM * (end - started))
-    able = [n for n in names if n not in failed]
-    yield "checks", checks(plan, able, options.quick, failed, end), 2 * len(able)
+        without = prepare(plan, names, options.quick, started + WARM * (end - started))
+    able = [n for n in names if all(n != row["preset"] for row in without)]
+    yield "checks", itertools.chain(without, checks(plan, able, options.quick, end)), len(without) + 2 * len(able)
     yield "bars", bars(plan, able, end), 2 * len(plan.widths) + 4
     yield "times", times(plan, able, end), 2 * len(plan.lengths) * len(plan.widths) * (2 * len(able) + 4)
 
 
-def prepare(plan: Plan, names: Sequence[str], quick: bool, until: float) -> dict[str, str]:
-    """Compile all kernels in many processes; preset -> why it has none, as far as that was found."""
-    refused: dict[str, str] = {}
+def prepare(plan: Plan, names: Sequence[str], quick: bool, until: float) -> list[dict[str, Any]]:
+    """Compile all kernels in many processes; a row for each preset that has none, or whose kernels failed, as far as that was found."""
+    rows: dict[str, dict[str, Any]] = {}
     jobs = [(n, w) for w in plan.widths for n in names]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2), mp_context=spawn) as pool:
         found = {pool.submit(gpu_cases.warm, name, width, quick): name for name, width in jobs}
         try:
             for done in as_completed(found, timeout=max(1.0, until - time.monotonic())):
-                if done.result():
-                    refused[found[done]] = done.result()
+                name, error = found[done], done.exception()
+                if error is not None:  # a compiler, a driver or a process that died: that preset fails, the others go on
+                    rows[name] = {"preset": name, "ok": False, "failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+                elif done.result():
+                    rows.setdefault(name, {"preset": name, "ok": True, "refused": done.result()})
         except TimeoutError:
             for job in found:
                 job.cancel()
-    return refused
+    return list(rows.values())
 
 
-def checks(plan: Plan, names: Sequence[str], quick: bool, failed: dict[str, str], end: float) -> Iterator[dict[str, Any]]:
+def checks(plan: Plan, names: Sequence[str], quick: bool, end: float) -> Iterator[dict[str, Any]]:
     """Values and gradients of every preset in both types; in float32 alone under the interpreter, whose bfloat16 products are wrong."""
     types = list(gpu_cases.CHECKED)[: 2 if plan.device == "cuda" else 1]
-    yield from ({"preset": n, "ok": True, "refused": why} for n, why in failed.items())
     for name in names:
         for dtype in types:
             if time.monotonic() > end:

@@ -47,7 +47,7 @@ class Missing(Exception):
 # ---- memkit
 
 
-def overrides(name: str, quick: bool = True) -> dict[str, Any]:
+def overrides(name: str, quick: bool) -> dict[str, Any]:
     """Short chunks, where the chunk is part of the meaning and the token loop must end soon."""
     return {"update.chunk_size": 4 if quick else 16} if memkit.spec(name).update.grad_at == "chunk" else {}
 
@@ -88,14 +88,14 @@ def runner(plan: Plan, rule: Any, batch: int, tokens: int, dtype: torch.dtype = 
 
 
 def warm(name: str, width: int, quick: bool) -> str:
-    """Compile and run every kernel of a preset once; what was refused or failed, or nothing. For a process of its own: what triton
-    compiles is kept on disk."""
+    """Compile and run every kernel of a preset once; why it has none, or nothing. For a process of its own: what triton compiles is kept
+    on disk."""
     plan = Plan.of(quick)
     try:
         rule = memkit.compile(name, key_dim=width, value_dim=width, backend="triton")
         runner(plan, rule, 1, rule.compiled.chunk + 1)(True)
         runner(plan, rule, 1, rule.compiled.chunk + 1)(False)
-    except MemkitError as error:
+    except KernelError as error:
         return str(error).splitlines()[0]
     return ""
 

@@ -46,7 +46,7 @@ def _bars(result: dict[str, Any]) -> list[Bar]:
 
 
 def _check(row: dict[str, Any]) -> str:
-    return row["refused"] if "refused" in row else f"{row['difference']:.1e}"
+    return row.get("refused") or row.get("failed") or f"{row['difference']:.1e}"
 
 
 def _time(row: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,8 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu.main(["--presets", "deltanet"])
     with pytest.raises(SystemExit):
         gpu.main(["--presets", "deltnet"])
+
+
+def test_a_preset_that_fails_is_a_row_and_stops_no_other() -> None:
+    (row,) = gpu.prepare(gpu.Plan.of(quick=True), ["nope", "deltanet"], True, time.monotonic() + 60)
+    assert row["preset"] == "nope" and not row["ok"] and row["failed"].startswith("SpecError")

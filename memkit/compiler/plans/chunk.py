@@ -335,8 +335,7 @@ Body = Callable[[Chunk], tuple[Node, dict[str, Node], Slots]]  # a chunk's y, an
 
 def chunked(eq: Equations, facts: Facts, body: Body) -> dict[str, Graph]:
     """A plan's graphs from the body of one chunk: `chunks`, a SCAN over chunks with inputs along the axis n, and, where the chunk is
-    part of the
-    meaning, `resume`, one chunk that was begun earlier and whose anchor is an input of its own."""
+    part of the meaning, `resume`, one chunk that was begun earlier and whose anchor is an input of its own."""
     graphs = {"chunks": _scanned(*one_chunk(eq, facts, body, False))}
     if facts.grad_at == "chunk":
         inner, carries, slices, consts = one_chunk(eq, facts, body, True)

@@ -1,8 +1,7 @@
 """Plan `solve`: the exact token loop of a linear memory whose gradient is affine in the prediction, one triangular system a tile.
 
 Row r = (t, j) is "token t looks at slot j of its window"; its signal d_r = d0_r + slope * (A_t z_r) with A_t the point where token t
-takes its
-gradient. A_t holds the signals of earlier rows, so all d solve one unit-triangular system. Window 1 is DeltaNet's WY/UT form.
+takes its gradient. A_t holds the signals of earlier rows, so all d solve one unit-triangular system. Window 1 is DeltaNet's WY/UT form.
 """
 
 from __future__ import annotations
