@@ -160,15 +160,21 @@ class Tuned(BaseModel):
     trials: tuple[Trial, ...] = Field(min_length=1)
 
 
-def folder() -> Path | None:
-    """Where files lie: $MEMKIT_CACHE, $XDG_CACHE_HOME/memkit or ~/.cache/memkit; None where there is no home."""
+def cache_root() -> Path | None:
+    """Where memkit keeps files: $MEMKIT_CACHE, $XDG_CACHE_HOME/memkit or ~/.cache/memkit; None where there is no home."""
     own, shared = os.environ.get("MEMKIT_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
-        return Path(own) / "autotune"
+        return Path(own)
     try:
-        return (Path(shared) if shared else Path.home() / ".cache") / "memkit" / "autotune"
+        return (Path(shared) if shared else Path.home() / ".cache") / "memkit"
     except RuntimeError:
         return None
+
+
+def folder() -> Path | None:
+    """Where files of tuning lie, if anywhere."""
+    root = cache_root()
+    return root and root / "autotune"
 
 
 def load(path: Path, job: Job) -> Tuned | None:

@@ -173,13 +173,17 @@ def compile_rule(spec: LayerSpec, key_dim: int, value_dim: int, *, backend: str 
     Raises:
         SpecError, PlanError: see `compile_spec`. KernelError: an unknown backend, or a plan that has no kernels under "triton".
     """
-    if backend not in ("auto", "torch", "triton"):
-        raise KernelError(f"backend {backend!r}", "auto, torch or triton", "", "backend")
+    if backend not in ("auto", "torch", "native", "triton"):
+        raise KernelError(f"backend {backend!r}", "auto, torch, native or triton", "", "backend")
     if plan not in ("auto", *PLANS):
         raise PlanError(f"plan {plan!r}", "auto, " + ", ".join(PLANS), "", "plan")
     rule = CompiledRule(spec, key_dim, value_dim, plan)
     if backend == "torch":
         return rule
+    if backend == "native":
+        from .native_rule import NativeRule  # it extends CompiledRule
+
+        return NativeRule(rule, pinned=True)
     from .triton_rule import with_kernels  # it extends CompiledRule
 
     return with_kernels(rule, pinned=backend == "triton")

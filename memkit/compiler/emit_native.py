@@ -1,0 +1,86 @@
+"""The emitted C++ of a rule: for every graph a function forward, one that also saves, and one backward, all chunks in one loop.
+
+Where it sits: beside `emit_triton`; `native_build` compiles what is written here, `native_rule` runs it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .assemble import laid_out, narrow_product
+from .backward import backward
+from .build import Equations
+from .ir import Graph
+from .kernels.lengths import Lengths, lengths, start
+from .native.text import Source, source
+from .passes import dedupe, fold, prune
+
+PASSES = (fold, dedupe, prune, fold, dedupe)  # nothing leaves the loop over chunks: what a chunk computes stays in the cache
+
+
+@dataclass(frozen=True)
+class NativeModule:
+    """The C++ of a rule. head: what all functions need; functions: chunks, chunks_saving, chunks_backward, and perhaps for resume."""
+
+    head: str
+    functions: Mapping[str, Source]
+    results: Mapping[str, int]  # of a forward function; saved values follow
+
+    @property
+    def source(self) -> str:
+        """All of it, to be read."""
+        return "\n".join([self.head, *(f.text for f in self.functions.values())])
+
+    def unit(self, name: str) -> str:
+        """The source of one function."""
+        return f"{self.head}\n{self.functions[name].text}"
+
+
+def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Graph], chunk: int) -> NativeModule:
+    """C++ for `graphs`, the first stages of a plan's."""
+    given = start(eq.sizes, eq.window)
+    tables: dict[tuple, str] = {}
+    made: dict[str, Source] = {}
+    counts: dict[str, int] = {}
+    for name, graph in graphs.items():
+        graph = passed(graph)
+        params = [p.attrs["name"] for p in graph.params]
+        forward, back = backward(graph, params, narrow_product)
+        back = laid_out(passed(back), {p.attrs["name"]: p.axes for p in graph.params})
+        known: dict[str, Lengths] = {p.attrs["name"]: given for p in graph.params}
+        made[name] = source(graph, name, known, chunk, tables)
+        made[f"{name}_saving"] = source(forward, f"{name}_saving", known, chunk, tables)
+        found = lengths(forward, [given] * len(forward.params))
+        for label, node in zip(forward.labels, forward.results, strict=True):
+            known[label if label.startswith("saved_") else f"grad_{label}"] = found[node]
+        made[f"{name}_backward"] = source(back, f"{name}_backward", known, chunk, tables)
+        counts[name] = len(graph.results)
+    return NativeModule(_head(eq, plan, title, tables), made, counts)
+
+
+def passed(graph: Graph) -> Graph:
+    for step in PASSES:
+        graph = step(graph)
+    return graph
+
+
+def _head(eq: Equations, plan: str, title: str, tables: Mapping[tuple, str]) -> str:
+    sizes = ", ".join(f"{axis} = {size}" for axis, size in eq.sizes.items())
+    head = [
+        f"// {title}: plan {plan}, {sizes}.",
+        "// Arrays: n chunks, g = batch * heads, t tokens of a chunk, s the same with the window's in front; N, G and LT are how many.",
+        "// Every head is a loop over chunks. The members of a team share its steps: part(size, member, members) is where a share begins.",
+        "// What a head keeps for itself lies in `mine`, `room` is for product, which adds A[m, k] B[k, n] to C[m, n] or writes it there:",
+        "// product(M, N, K, A, its strides, B, its strides, C, its strides, whether to add, room).",
+        '#include "functions.h"',
+        '#include "solve.h"',
+        '#include "team.h"',
+        "",
+    ]
+    for (kind, values), name in tables.items():
+        text = ", ".join(f"real({v!r})" if kind == "constant" else str(v) for v in values)
+        lines = textwrap.fill(text, 130, initial_indent="    ", subsequent_indent="    ")
+        head += [f"static const {'real' if kind == 'constant' else 'int'} {name}[{len(values)}] = {{", lines, "};"]
+    return "\n".join(head) + "\n"

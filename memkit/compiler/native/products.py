@@ -1,0 +1,77 @@
+"""A product of two views as calls of `product`: one axis each for rows, columns and sum, loops over all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from memkit.compiler.ir import Node
+
+from . import choice
+from .entries import View, plus, times
+
+Sizes = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Product:
+    """One node's product. rows, cols, sums: the axes of the call ("" for none); loops: the others, outermost first."""
+
+    a: View
+    b: View
+    c: View
+    rows: str
+    cols: str
+    sums: str
+    loops: tuple[str, ...]
+    summed: frozenset[str]
+    sizes: Mapping[str, str]
+
+    def call(self, at: Mapping[str, str], add: str, split: str, bounds: tuple[str, str]) -> str:
+        """The text of a call. at: indices of the loops' axes. split: the axis of which only `bounds` (first, count) is done."""
+        places = []
+        for view in (self.a, self.b, self.c):
+            terms = [view.pointer, *(times(i, view.strides[x]) for x, i in at.items() if x in view.strides)]
+            if split and split in view.strides and split not in at:
+                terms.append(times(bounds[0], view.strides[split]))
+            places.append(plus(*terms))
+        counts = [bounds[1] if x and x == split else self.sizes[x] if x else "1" for x in (self.rows, self.cols, self.sums)]
+        strides = [
+            *(self.a.strides.get(x, "0") for x in (self.rows, self.sums)),
+            *(self.b.strides.get(x, "0") for x in (self.sums, self.cols)),
+            *(self.c.strides.get(x, "0") for x in (self.rows, self.cols)),
+        ]
+        parts = [
+            ", ".join(counts), f"{places[0]}, {strides[0]}, {strides[1]}", f"{places[1]}, {strides[2]}, {strides[3]}",
+            f"{places[2]}, {strides[4]}, {strides[5]}", f"{add}, room",
+        ]  # fmt: skip
+        return f"product({', '.join(parts)});"
+
+
+def product_of(node: Node, a: View, b: View, c: View, sizes: Sizes, most: Mapping[str, int], split: str = "") -> Product:
+    """The longest axis of each kind goes into the call, after axes that lie behind each other were joined. g is none of them."""
+    batch, rows, cols, sums = ([x for x in axes if x != "g"] for axes in choice.sides(node))
+    sizes, most = dict(sizes), dict(most)
+
+    def join(axes: list[str], views: Sequence[View]) -> None:
+        for outer, inner in permutations(list(axes), 2):
+            if split not in (outer, inner) and {outer, inner} <= set(axes) and _behind(outer, inner, views, sizes):
+                axes.remove(outer)
+                sizes[inner] = str(int(sizes[outer]) * int(sizes[inner]))
+                most[inner] *= most[outer]
+
+    join(rows, (a, c))
+    join(cols, (b, c))
+    join(sums, (a, b))
+    row, col, summed = (max(axes, key=lambda x: most[x], default="") for axes in (rows, cols, sums))
+    loops = [x for x in (*batch, *rows, *cols, *sums) if x not in (row, col, summed)]
+    return Product(a, b, c, row, col, summed, tuple(loops), frozenset(sums), sizes)
+
+
+def _behind(outer: str, inner: str, views: Sequence[View], sizes: Sizes) -> bool:
+    """Whether two axes make one in every view: a step along `outer` is as far as all of `inner`."""
+    if not (sizes[inner].isdigit() and sizes[outer].isdigit()):
+        return False
+    pairs = [(view.strides[outer], view.strides[inner]) for view in views]
+    return all(far.isdigit() and step.isdigit() and int(far) == int(step) * int(sizes[inner]) for far, step in pairs)

@@ -1,0 +1,117 @@
+// Threads in teams: a team takes one head after another, its members share the work of every step and wait for each other.
+#pragma once
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <thread>
+#include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+// Large new arrays are touched for the first time here: in large pages, where the system has them, that costs a fifth.
+extern "C" void in_large_pages(void* first, long bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const long page = 1L << 21;
+    char* const start = reinterpret_cast<char*>((reinterpret_cast<long>(first) + page - 1) / page * page);
+    const long count = (static_cast<char*>(first) + bytes - start) / page * page;
+    if (count > 0) madvise(start, count, MADV_HUGEPAGE);  // advice: nothing depends on it
+#else
+    (void)first, (void)bytes;
+#endif
+}
+
+struct Team {
+    long members;
+    std::atomic<long> arrived{0}, turn{0};
+
+    explicit Team(long count) : members(count) {}
+
+    // Returns once every member of the team is here.
+    void wait() {
+        if (members == 1) return;
+        const long now = turn.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) == members - 1) {
+            arrived.store(0, std::memory_order_relaxed);
+            turn.store(now + 1, std::memory_order_release);
+            return;
+        }
+        for (long spins = 0; turn.load(std::memory_order_acquire) == now; ++spins) {
+            if (spins < 4096) {
+#if defined(__x86_64__)
+                __builtin_ia32_pause();
+#endif
+            } else {
+                std::this_thread::yield();  // a core may be busy with something else
+            }
+        }
+    }
+};
+
+// Where a member's part of `size` entries begins: at a whole vector.
+static inline long part(long size, long member, long members) {
+    if (member == members) return size;
+    const long begin = size * member / members / 16 * 16;
+    return begin < size ? begin : size;
+}
+
+static inline long fewer(long a, long b) { return a < b ? a : b; }
+
+struct Scratch {
+    real* data;
+    explicit Scratch(long numbers) : data(static_cast<real*>(std::aligned_alloc(64, (numbers * sizeof(real) + 63) / 64 * 64 + 64))) {
+        if (!data) throw std::bad_alloc();
+    }
+    ~Scratch() { std::free(data); }
+    Scratch(const Scratch&) = delete;
+};
+
+// body(g, mine, room, team, member) for every head g. Returns 0, or 1 where memory ran out.
+template <class Body>
+static int for_heads(long G, long threads, long numbers, long room, Body body) {
+    threads = threads < 1 ? 1 : threads;
+    const long teams = threads < G ? threads : G;
+    if (teams == 0) return 0;
+    std::vector<std::unique_ptr<Team>> team;
+    std::vector<std::unique_ptr<Scratch>> mine, rooms;
+    try {
+        for (long i = 0; i < teams; ++i) {
+            team.emplace_back(new Team(threads / teams + (i < threads % teams)));
+            mine.emplace_back(new Scratch(numbers));
+        }
+        for (long i = 0; i < threads; ++i) rooms.emplace_back(new Scratch(room));
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    auto work = [&](long who) {
+        long i = 0, first = 0;
+        while (who >= first + team[i]->members) first += team[i++]->members;
+        for (long g = i; g < G; g += teams) {
+            body(g, mine[i]->data, rooms[who]->data, *team[i], who - first);
+            team[i]->wait();
+        }
+    };
+#if defined(_OPENMP)  // the threads that torch has, since others would compete with these
+    std::atomic<long> next{0};
+#pragma omp parallel num_threads(int(threads))
+    {
+        const long who = next.fetch_add(1);
+        if (omp_get_num_threads() == threads) {
+            work(who);
+        } else if (who == 0) {  // fewer came than were asked for, and members would wait for ever
+            Team alone(1);
+            for (long g = 0; g < G; ++g) body(g, mine[0]->data, rooms[0]->data, alone, 0L);
+        }
+    }
+#else
+    std::vector<std::thread> others;
+    for (long who = 1; who < threads; ++who) others.emplace_back(work, who);
+    work(0);
+    for (auto& t : others) t.join();
+#endif
+    return 0;
+}

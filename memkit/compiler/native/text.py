@@ -1,0 +1,194 @@
+"""The C++ of one graph: its steps in order, its loops, and the scratch memory they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memkit.compiler.ir import Graph, Node, Op
+from memkit.compiler.kernels import keep
+from memkit.compiler.kernels.layout import settled
+from memkit.compiler.kernels.lengths import Length, Lengths, lengths, shape
+from memkit.compiler.kernels.memory import packed
+
+from . import choice, loops, steps
+from .arena import Arena, Memory, Share, Waits
+from .choice import Choice
+from .entries import Entries, Names, Nest, View, flat, plus, times
+
+SKIPPED = ("g", "n")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One emitted function. inputs: names of parameters; results: label, axes and lengths of what it writes."""
+
+    name: str
+    text: str
+    inputs: tuple[str, ...]
+    results: tuple[tuple[str, tuple[str, ...], tuple[Length, ...]], ...]
+
+
+def source(graph: Graph, name: str, given: Mapping[str, Lengths], tokens: int, tables: dict[tuple, str]) -> Source:
+    """The C++ of `graph`, whose parameters have the lengths `given`; `tokens` is the most tokens of a chunk."""
+    return Function(settled(choice.positive(keep.unfused(graph))), given, tokens, tables).source(name)
+
+
+class Function:
+    def __init__(self, graph: Graph, given: Mapping[str, Lengths], tokens: int, tables: dict[tuple, str]) -> None:
+        self.graph, self.tokens, self.tables = graph, tokens, tables
+        self.names, self.arena, self.waits = Names(), Arena(), Waits()
+        self.names.taken |= set(tables.values())
+        self.length: dict[Node, dict[str, Length]] = {}
+        self.gets: dict[Node, dict[int, Node]] = {}
+        self.choices: dict[Graph, Choice] = {}
+        self._study(graph, [given[p.attrs["name"]] for p in graph.params])
+        self.views: dict[Node, View] = {}
+        self.lines: list[str] = []
+        self.depth, self.owner = 1, 0
+        self.wide: list[int] = []
+
+    def _study(self, graph: Graph, given: Sequence[Lengths]) -> None:
+        found = lengths(graph, given)
+        self.length |= found
+        self.choices[graph] = choice.chosen(graph, [r for r in graph.results if r.op not in keep.PLACED])
+        for node in graph.nodes():
+            if node.op is Op.SCAN and node.body is not None:
+                self._study(node.body, [found[a] for a in node.args])
+            if node.op is Op.GET:
+                self.gets.setdefault(node.args[0], {})[node.attrs["index"]] = node
+
+    # ---- the whole
+
+    def source(self, name: str) -> Source:
+        labels = self.graph.labels or tuple(f"result{i}" for i in range(len(self.graph.results)))
+        for i, param in enumerate(self.graph.params):
+            self.views[param] = self._argument("const real*", param.attrs["name"], f"in[{i}]", param)
+        for i, (label, node) in enumerate(zip(labels, self.graph.results, strict=True)):
+            if node.op in (Op.PARAM, Op.CONST, Op.TENSOR):
+                raise AssertionError("results are settled")
+            self.views[node] = self._argument("real*", f"{label}_out", f"out[{i}]", node)
+        self.level(self.graph, ())
+        wide = sum(self.wide)
+        head = [
+            f"static void {name}_head(", "    const real* const* in, real* const* out, long N, long G, long LT, long g,",
+            "    real* mine, real* room, Team& team, long member) {", "    const long members = team.members;",
+            *([f"    real* const wide = mine + {self.arena.peak};"] if wide else []),
+        ]  # fmt: skip
+        call = f"{name}_head(in, out, N, G, LT, g, mine, room, team, member);"
+        tail = [
+            "}", "", f'extern "C" int {name}(const real* const* in, real* const* out, long N, long G, long LT, long threads) {{',
+            f"    return for_heads(G, threads, {self.arena.peak}{f' + N * {wide}' if wide else ''}, product_room(),",
+            "        [=](long g, real* mine, real* room, Team& team, long member) {", f"            {call}", "        });", "}",
+        ]  # fmt: skip
+        results = tuple(
+            (label, r.axes, tuple(self.length[r][a] for a in r.axes)) for label, r in zip(labels, self.graph.results, strict=True)
+        )
+        return Source(name, "\n".join([*head, *self.lines, *tail]) + "\n", tuple(p.attrs["name"] for p in self.graph.params), results)
+
+    def _argument(self, kind: str, hint: str, array: str, node: Node) -> View:
+        """An array that came in or goes out: without gaps, axes in the order of the node's."""
+        name, strides, step = self.names.new(hint), {}, "1"
+        for axis in reversed(node.axes):
+            strides[axis] = step
+            length = "G" if axis == "g" else self.length[node][axis].text
+            step = str(int(step) * int(length)) if step.isdigit() and length.isdigit() else times(step, length)
+        strides = {a: s if s.isdigit() else f"({s})" for a, s in strides.items()}
+        self.line(f"{kind} const {name} = {plus(array, times('g', strides.pop('g', '0')))};")
+        return View(name, strides, Memory(f"{kind} {name}"))
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    # ---- memory
+
+    def most(self, node: Node) -> dict[str, int]:
+        return {a: length.at(self.tokens) for a, length in self.length[node].items()}
+
+    def sizes(self, *nodes: Node) -> dict[str, str]:
+        return {a: length.text for node in nodes for a, length in self.length[node].items()}
+
+    def scratch(self, node: Node, extra: Mapping[str, int] | None = None) -> View:
+        """Room for a value, with gaps where a chunk is shorter than it may be. A value for every chunk lies in the part that grows."""
+        name = self.names.new(node.name or node.attrs.get("fn", node.op.value))
+        axes = [a for a in node.axes if a not in SKIPPED]
+        strides, size = packed([*(extra or {}), *axes], {**self.most(node), **(extra or {})})
+        if "n" in node.axes:
+            size = -(-size // 16) * 16
+            self.line(f"real* const {name} = wide + N * {sum(self.wide)};")
+            self.wide.append(size)
+            return View(name, {**strides, "n": str(size)}, Memory(f"wide {name}"))
+        memory = self.arena.take(size)
+        self.line(f"real* const {name} = mine + {memory.start};")
+        return View(name, strides, memory)
+
+    def view(self, node: Node) -> View | None:
+        """The array in which `node` lies, if it lies in one."""
+        if node in self.views:
+            return self.views[node]
+        if node.op is Op.TENSOR:
+            name = Entries(Nest(), {}, {}, self.names, self.tables).table("constant", tuple(flat(node.attrs["values"])))
+            strides, _ = packed(list(node.axes), dict(zip(node.axes, shape(node.attrs["values"]), strict=True)))
+            return View(name, strides, Memory("constants"))
+        inner = self.view(node.args[0]) if choice.is_view(node) else None
+        if inner is None:
+            return None
+        a, strides = node.attrs, dict(inner.strides)
+        if node.op is Op.RENAME:
+            return View(inner.pointer, {a["names"].get(x, x): s for x, s in strides.items()}, inner.memory)
+        if node.op is Op.SELECT:
+            last = "0" if a["index"] == 0 else f"({self.length[node.args[0]][a['axis']].text} - 1)"
+            return inner.at(a["axis"], last)
+        if node.op is Op.WINDOWS:
+            step = strides.pop(a["axis"])
+            return View(inner.pointer, {**strides, a["outer"]: times(str(a["step"]), step), a["inner"]: step}, inner.memory)
+        if node.op is Op.GATHER:
+            step = strides.pop(a["axis"])
+            return View(plus(inner.pointer, times(str(keep.offset(node)), step)), {**strides, a["new"]: step}, inner.memory)
+        return View(inner.pointer, {**strides, **{x: "0" for x in node.axes if x not in strides and x != "g"}}, inner.memory)
+
+    # ---- levels
+
+    def level(self, graph: Graph, around: tuple[tuple[str, str], ...]) -> None:
+        """The steps of one graph. around: variables of the loops around it, by axis."""
+        chosen = self.choices[graph]
+        items = [n for n in graph.nodes() if n in chosen.roots or n.op is Op.SCAN]
+        reads = {n: keep.scan_reads(n, chosen.roots) if n.op is Op.SCAN else keep.reads(n, chosen.roots) for n in items}
+        last: dict[Node, int] = {}
+        for i, node in enumerate(items):
+            for read in reads[node].all:
+                last[read] = i
+        mine: dict[Node, Memory] = {}
+        for i, node in enumerate(items):
+            self.line(f"// {node.name or node.attrs.get('fn', node.op.value)} [{', '.join(node.axes)}]" if node.op is not Op.SCAN else "")
+            if node.op is Op.SCAN:
+                mine |= self.loop(node, last)
+            elif node not in self.views:
+                self.views[node] = self.scratch(node)
+                if self.views[node].memory.space == "mine":
+                    mine[node] = self.views[node].memory
+            if node.op is not Op.SCAN:
+                self.step(node, chosen)
+            for read in [n for n in mine if last.get(n, i) <= i]:
+                self.arena.give(mine.pop(read))
+        for memory in mine.values():
+            self.arena.give(memory)
+
+    def step(self, node: Node, chosen: Choice) -> None:
+        steps.step(self, node, chosen)
+
+    def barrier(self) -> None:
+        self.line("team.wait();")
+        self.waits.clear()
+
+    def before(self, reads: list[tuple[Memory, Share | None]], writes: list[tuple[Memory, Share]]) -> None:
+        """A wait, if what a step touches needs one."""
+        if self.waits.needed(reads, writes):
+            self.barrier()
+        self.waits.note(reads, writes)
+
+    # ---- loops
+
+    def loop(self, scan: Node, last: Mapping[Node, int]) -> dict[Node, Memory]:
+        """A SCAN. Returns the scratch memory of its results."""
+        return loops.loop(self, scan)
