@@ -1,5 +1,7 @@
 """The emitted C++ of a rule: for every graph a function forward, one that also saves, and one backward, all chunks in one loop.
 
+Where a state goes round the chunks there are two more: `thin` saves as `saving` does, but not the states; `states` makes these again.
+
 Where it sits: beside `emit_triton`; `native_build` compiles what is written here, `native_rule` runs it.
 """
 
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from .assemble import laid_out, narrow_product
 from .backward import backward
 from .build import Equations
+from .checkpoints import checkpoints
 from .ir import Graph
 from .kernels.lengths import Lengths, lengths, start
 from .native.text import Source, source
@@ -22,11 +25,12 @@ PASSES = (fold, dedupe, prune, fold, dedupe)  # nothing leaves the loop over chu
 
 @dataclass(frozen=True)
 class NativeModule:
-    """The C++ of a rule. head: what all functions need; functions: chunks, chunks_saving, chunks_backward, and perhaps for resume."""
+    """The C++ of a rule. head: what all functions need; functions: chunks, chunks_saving, chunks_backward, chunks_thin, .."""
 
     head: str
     functions: Mapping[str, Source]
     results: Mapping[str, int]  # of a forward function; saved values follow
+    stacks: Mapping[str, Mapping[str, str]]  # by forward function with a thin one: label of a stack of states -> the state's name
 
     @property
     def source(self) -> str:
@@ -44,6 +48,7 @@ def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     tables: dict[tuple, str] = {}
     made: dict[str, Source] = {}
     counts: dict[str, int] = {}
+    stacks: dict[str, Mapping[str, str]] = {}
     for name, graph in graphs.items():
         graph = passed(graph)
         params = [p.attrs["name"] for p in graph.params]
@@ -56,8 +61,13 @@ def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         for label, node in zip(forward.labels, forward.results, strict=True):
             known[label if label.startswith("saved_") else f"grad_{label}"] = found[node]
         made[f"{name}_backward"] = source(back, f"{name}_backward", known, chunk, tables)
+        few = checkpoints(forward)
+        if few is not None:
+            stacks[name] = few.stacks
+            for kind, one in (("thin", few.thin), ("states", few.states)):
+                made[f"{name}_{kind}"] = source(one, f"{name}_{kind}", known, chunk, tables)
         counts[name] = len(graph.results)
-    return NativeModule(_head(eq, plan, title, tables), made, counts)
+    return NativeModule(_head(eq, plan, title, tables), made, counts, stacks)
 
 
 def passed(graph: Graph) -> Graph:

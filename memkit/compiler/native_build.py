@@ -54,9 +54,10 @@ def obstacle(x: torch.Tensor | None = None) -> str | None:
 
 @cache
 def flags() -> tuple[str, ...]:
-    """FLAGS, and OpenMP where torch brought what it needs: then its threads are used, and none beside them."""
+    """FLAGS; OpenMP where torch brought what it needs: then its threads are used, and none beside them; and $MEMKIT_CXXFLAGS."""
     kind = "clang" if "clang" in Path(os.path.realpath(compiler() or "")).name else "g++"
-    return (*FLAGS, *(["-fopenmp"] if hasattr(ctypes.CDLL(None), THREADS[kind]) else []))
+    threads = ["-fopenmp"] if hasattr(ctypes.CDLL(None), THREADS[kind]) else []
+    return (*FLAGS, *threads, *shlex.split(os.environ.get("MEMKIT_CXXFLAGS", "")))
 
 
 @cache

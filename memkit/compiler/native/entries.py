@@ -325,7 +325,7 @@ def _tensor(e: Entries, node: Node, at: Indices) -> Value:
         place.insert(0, times(at[axis].text, str(step)))
         step *= size
     guard = both(*(at[a].guard for a in node.axes))
-    text = f"{e.table('number', tuple(flat(values)))}[{plus(*place)}]" if shape else number(values)
+    text = f"{e.table('constant', tuple(flat(values)))}[{plus(*place)}]" if shape else number(values)
     return e.bound(Value(f"({guard} ? {text} : real(0))" if guard else text, _uses_of(at, node.axes)), "constant")
 
 

@@ -10,6 +10,7 @@ from memkit.compiler.kernels.memory import packed
 
 from .arena import Memory
 from .entries import View, plus, times
+from .order import in_place
 from .steps import Step, copied_from
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ def loop(f: Function, scan: Node) -> dict[Node, Memory]:
             f.views[get] = f.scratch(get)
             if f.views[get].memory.space == "mine":
                 found[get] = f.views[get].memory
-    rounds = [_Carry(f, scan, i) for i in range(k)]
+    items, reads = f.items(body)
+    gone = [i for i in range(k) if _stack(f, scan, i) is None]  # the others' old values are all kept
+    items, still = in_place(items, reads, [(body.params[i], body.results[i]) for i in gone])
+    rounds = [_Carry(f, scan, i, i in {gone[j] for j in still}) for i in range(k)]
     if f.waits:
         f.barrier()
     step, at = f.names.new(f"{axis}_step"), f.names.new(axis)
@@ -54,7 +58,8 @@ def loop(f: Function, scan: Node) -> dict[Node, Memory]:
             f.line(f"real* const {name} = {view.pointer};")
             f.views[result] = View(name, view.strides, Memory(name))
     f.waits.clear()
-    f.level(body, ())
+    f.adopt(body)
+    f.level(body, items, reads)
     f.barrier()
     f.depth -= 1
     f.line("}")
@@ -63,22 +68,27 @@ def loop(f: Function, scan: Node) -> dict[Node, Memory]:
     return found
 
 
+def _stack(f: Function, scan: Node, i: int) -> View | None:
+    """Where the values that iterations start from are saved, if they are."""
+    assert scan.body is not None
+    stack = f.gets.get(scan, {}).get(len(scan.body.results) + i)
+    return f.views[stack] if stack is not None and scan.attrs["save"] else None
+
+
 class _Carry:
     """One value that goes round a loop: where an iteration finds it and where it leaves it."""
 
-    def __init__(self, f: Function, scan: Node, i: int) -> None:
+    def __init__(self, f: Function, scan: Node, i: int, still: bool) -> None:
         assert scan.body is not None
-        self.f, self.scan, self.i = f, scan, i
+        self.f, self.scan, self.i, self.still = f, scan, i, still
         self.param, self.result = scan.body.params[i], scan.body.results[i]
         self.axis, self.reverse = scan.attrs["axis"], scan.attrs["reverse"]
-        gets = f.gets.get(scan, {})
-        self.final, self.stack = gets.get(i), gets.get(len(scan.body.results) + i)
+        self.final, self.saved = f.gets.get(scan, {}).get(i), _stack(f, scan, i)
         axes = [a for a in self.param.axes if a != "g"]
         most = f.most(self.param)
         strides, size = packed(axes, most)
         self.strides, self.size = strides, -(-size // 16) * 16
         self.memory: Memory | None = None
-        self.saved = f.views[self.stack] if self.stack is not None and scan.attrs["save"] else None
         start = f.view(scan.args[i])
         self.start = start.pointer if start is not None and dict(start.strides) == strides else ""
         self.direct = ""
@@ -90,10 +100,13 @@ class _Carry:
             self._copy(self.saved.at(self.axis, first))
             fits = self.final is not None and dict(f.views[self.final].strides) == self.strides
             self.last = f.views[self.final].pointer if fits else self._room(1)  # type: ignore[index]
+        elif still:
+            self.slots = self.direct or self._room(1)
+            self._copy(View(self.slots, strides, Memory(self.slots)))
         else:
             self.slots = self._room(2)
             if not self.start:
-                self._copy(View(self.slots, strides, self.memory or Memory("none")))
+                self._copy(View(self.slots, strides, self.memory or Memory("")))
 
     def _room(self, count: int) -> str:
         """Scratch for `count` values."""
@@ -114,6 +127,9 @@ class _Carry:
     def turn(self, step: str, at: str, count: str) -> None:
         """Declare both places for one iteration."""
         f = self.f
+        if self.still:
+            f.views[self.param] = f.views[self.result] = View(self.slots, self.strides, Memory(self.slots))
+            return
         before, after = f.names.new(self.param.attrs["name"]), f.names.new(f"{self.param.attrs['name']}_next")
         if self.saved is not None:
             stride = self.saved.strides[self.axis]
@@ -135,11 +151,11 @@ class _Carry:
         f = self.f
         if self.final is not None:
             target = f.views[self.final]
-            pointer = self.direct if self.saved is None else self.last
+            pointer = self.last if self.saved is not None else self.slots if self.still else self.direct
             if pointer != target.pointer:
                 count = f.length[self.scan.args[self.scan.attrs["carries"]]][self.axis].text
                 where = pointer or f"({self.slots} + {count} % 2 * {self.size})"
-                self._copy_final(View(where, self.strides, self.memory or Memory("none")))
+                self._copy_final(View(where, self.strides, self.memory or Memory("")))
         if self.memory is not None:
             f.arena.give(self.memory)
 

@@ -1,33 +1,31 @@
 // Matrix products of the CPU backend: C[m,n] = (add ? C[m,n] : 0) + sum over k of A[m,k] * B[k,n].
 //
-// One register tile does the arithmetic: it keeps a few rows of a few vectors of C, reads the "vector operand" V
-// with unit stride along the vectors and the "scalar operand" S one number at a time, so S may have any strides.
-// Either A or B can be S (the transposed problem exchanges them). What does not fit a layout is repacked: V into
-// panels of whole vectors, C by a transposition on store. A cost estimate picks the cheapest way for each call.
+// One register tile does the arithmetic: it keeps a few rows of a few vectors of C, reads the "vector operand" V with unit stride along
+// the vectors and the "scalar operand" S one number at a time, so S may have any strides. Either A or B can be S (the transposed problem
+// exchanges them). What does not fit a layout is repacked: V into panels of whole vectors, C by a transposition on store. An estimate of
+// the cycles picks the cheapest way for each call.
 
-#include <cstdint>
+#include <algorithm>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 
 #ifndef real
 #define real float
 #endif
 
+// The size of a vector register, and how many of them hold sums: 24 of 32, or 12 of 16.
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
+#define ACCUMULATORS 24
 #elif defined(__AVX__)
 #define VECTOR_BYTES 32
+#define ACCUMULATORS 12
+#elif defined(__aarch64__)
+#define VECTOR_BYTES 16
+#define ACCUMULATORS 24
 #else
 #define VECTOR_BYTES 16
-#endif
-
-#if defined(__AVX512F__) || defined(__aarch64__)
-#define ACCUMULATORS 24  // of 32 vector registers
-#define WIDE 3           // vectors across a tile of many rows
-#else
-#define ACCUMULATORS 12  // of 16 vector registers
-#define WIDE 2
+#define ACCUMULATORS 12
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -43,20 +41,19 @@ namespace {
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES)));
 typedef real loose_vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
-typedef std::conditional<sizeof(real) == 4, int32_t, int64_t>::type lane;
-typedef lane lanes __attribute__((vector_size(VECTOR_BYTES)));
 typedef real four __attribute__((vector_size(4 * sizeof(real))));
 typedef real loose_four __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
 
 constexpr long W = VECTOR_BYTES / sizeof(real);  // numbers in a vector
-constexpr int WIDEST = 8;                        // vectors in the widest tile
+constexpr int WIDEST = 8;                        // vectors across the widest tile
+constexpr int WIDE = ACCUMULATORS == 24 ? 3 : 2; // vectors across a tile of many rows
 constexpr int TALLEST = ACCUMULATORS == 24 ? 16 : 12;
 constexpr long ROOM = 65536;                     // numbers of packed operand held at a time
 constexpr long ASIDE = 2048;                     // numbers of C collected before they are placed
 constexpr long DEEPEST = 512;                    // products summed in registers before C is touched
 
 constexpr int most_rows(int vectors) {
-  return ACCUMULATORS / vectors < 1 ? 1 : ACCUMULATORS / vectors < TALLEST ? ACCUMULATORS / vectors : TALLEST;
+    return ACCUMULATORS / vectors < 1 ? 1 : ACCUMULATORS / vectors < TALLEST ? ACCUMULATORS / vectors : TALLEST;
 }
 
 INLINE long smaller(long a, long b) { return a < b ? a : b; }
@@ -67,366 +64,319 @@ INLINE void store_four(real* p, four v) { *(loose_four*)p = v; }
 
 // Split `count` into as few pieces of at most `most` as possible, of nearly equal size.
 struct Pieces {
-  long number, size, longer;
-  Pieces(long count, long most) {
-    number = (count + most - 1) / most;
-    size = number ? count / number : 0;
-    longer = number ? count % number : 0;
-  }
-  long operator[](long i) const { return size + (i < longer); }
+    long number, size, longer;
+    // At least one piece, be it empty.
+    Pieces(long count, long most) : number(count > 0 ? (count + most - 1) / most : 1), size(count / number), longer(count % number) {}
+    long operator[](long i) const { return size + (i < longer); }
 };
 
 struct Problem {
-  long M, N, K;
-  const real* S;
-  long sm, sk;
-  const real* V;
-  long vk, vn;
-  real* C;
-  long cm, cn;
-  bool add, upper;
+    long M, N, K;
+    const real* S;  // [M, K], strides sm, sk
+    long sm, sk;
+    const real* V;  // [K, N]
+    long vk, vn;
+    real* C;
+    long cm, cn;
+    bool add, upper;
 };
 
-// How one tile leaves the registers. Direct: rows of C take whole vectors; the last vector of a row starts at
-// `last`, which makes it overlap its neighbour when the row is no multiple of W, and then its first `skip` lanes
-// keep what is in C. Not direct: the sums go to `aside`, laid out the same way, and finish() places them.
+// How one tile leaves the registers. Direct: rows of C take whole vectors; the last vector of a row starts at `last`, so that it
+// overlaps its neighbour when the row is no multiple of W. Else the sums go to a buffer, laid out the same way.
 struct Leave {
-  bool direct, add;
-  long last, skip;
-  real* C;
-  long cm;
+    bool direct, add;
+    long last;
+    real* C;
+    long cm;
 };
 
 INLINE void transpose_fours(four& a, four& b, four& c, four& d) {
 #if defined(__clang__) || __GNUC__ >= 12
-  four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-  four ba = __builtin_shufflevector(a, b, 2, 6, 3, 7), dc = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  a = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
-  b = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-  c = __builtin_shufflevector(ba, dc, 0, 1, 4, 5);
-  d = __builtin_shufflevector(ba, dc, 2, 3, 6, 7);
+    four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    four ba = __builtin_shufflevector(a, b, 2, 6, 3, 7), dc = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    a = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+    b = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    c = __builtin_shufflevector(ba, dc, 0, 1, 4, 5);
+    d = __builtin_shufflevector(ba, dc, 2, 3, 6, 7);
 #else
-  four e = {a[0], b[0], c[0], d[0]}, f = {a[1], b[1], c[1], d[1]};
-  four g = {a[2], b[2], c[2], d[2]}, h = {a[3], b[3], c[3], d[3]};
-  a = e, b = f, c = g, d = h;
+    four e = {a[0], b[0], c[0], d[0]}, f = {a[1], b[1], c[1], d[1]}, g = {a[2], b[2], c[2], d[2]}, h = {a[3], b[3], c[3], d[3]};
+    a = e, b = f, c = g, d = h;
 #endif
 }
 
 template <bool ADD>
 INLINE void transpose_square(const real* from, long from_row, real* to, long to_row) {
-  four x[4];
-  UNROLL for (int r = 0; r < 4; r++) x[r] = load_four(from + r * from_row);
-  transpose_fours(x[0], x[1], x[2], x[3]);
-  UNROLL for (int r = 0; r < 4; r++) store_four(to + r * to_row, ADD ? load_four(to + r * to_row) + x[r] : x[r]);
+    four x[4];
+    UNROLL for (int r = 0; r < 4; r++) x[r] = load_four(from + r * from_row);
+    transpose_fours(x[0], x[1], x[2], x[3]);
+    UNROLL for (int r = 0; r < 4; r++) store_four(to + r * to_row, ADD ? load_four(to + r * to_row) + x[r] : x[r]);
 }
 
-// to[j * to_row + i] = from[i * from_row + j], or added to it, for i < rows and j < columns. It goes by blocks of
-// 16 x 16, which use whole cache lines on both sides, of squares of 4 x 4. What is left over is covered by squares
-// that overlap their neighbours when nothing is added, else one by one.
+// to[j * to_row + i] = from[i * from_row + j], or added to it, for i < rows and j < columns. It goes by blocks of 16 x 16, which use whole
+// cache lines on both sides, of squares of 4 x 4. Squares that overlap their neighbours cover the rest, unless it must not be added twice.
 template <bool ADD>
 void transpose(long rows, long columns, const real* from, long from_row, real* to, long to_row) {
-  const bool overlap = !ADD && rows >= 4 && columns >= 4;
-  const long square_rows = overlap ? rows : rows & ~3L, square_columns = overlap ? columns : columns & ~3L;
-  for (long i0 = 0; i0 < square_rows; i0 += 16)
-    for (long j0 = 0; j0 < square_columns; j0 += 16)
-      for (long j1 = j0, j2 = smaller(j0 + 16, square_columns); j1 < j2; j1 += 4)
-        for (long i1 = i0, i2 = smaller(i0 + 16, square_rows); i1 < i2; i1 += 4) {
-          const long i = smaller(i1, square_rows - 4), j = smaller(j1, square_columns - 4);
-          transpose_square<ADD>(from + i * from_row + j, from_row, to + j * to_row + i, to_row);
+    const bool overlap = !ADD && rows >= 4 && columns >= 4;
+    const long square_rows = overlap ? rows : rows & ~3L, square_columns = overlap ? columns : columns & ~3L;
+    for (long i0 = 0; i0 < square_rows; i0 += 16)
+        for (long j0 = 0; j0 < square_columns; j0 += 16)
+            for (long j1 = j0, j2 = smaller(j0 + 16, square_columns); j1 < j2; j1 += 4)
+                for (long i1 = i0, i2 = smaller(i0 + 16, square_rows); i1 < i2; i1 += 4) {
+                    const long i = smaller(i1, square_rows - 4), j = smaller(j1, square_columns - 4);
+                    transpose_square<ADD>(from + i * from_row + j, from_row, to + j * to_row + i, to_row);
+                }
+    if (overlap) return;
+    for (long i = 0; i < rows; i++)
+        for (long j = i < square_rows ? square_columns : 0; j < columns; j++) {
+            real* t = to + j * to_row + i;
+            *t = ADD ? *t + from[i * from_row + j] : from[i * from_row + j];
         }
-  if (overlap) return;
-  for (long i = 0; i < rows; i++)
-    for (long j = i < square_rows ? square_columns : 0; j < columns; j++) {
-      real* t = to + j * to_row + i;
-      *t = ADD ? *t + from[i * from_row + j] : from[i * from_row + j];
-    }
 }
 
 // c[j] = s[j], or added to it, for j < columns. The last four overlap those before them: their sum is taken first.
 template <bool ADD>
 INLINE void place_row(long columns, const real* s, real* c) {
-  if (columns < 4) {
-    for (long j = 0; j < columns; j++) c[j] = ADD ? c[j] + s[j] : s[j];
-    return;
-  }
-  const long end = columns - 4;
-  const four last = ADD ? load_four(c + end) + load_four(s + end) : load_four(s + end);
-  for (long j = 0; j < end; j += 4) store_four(c + j, ADD ? load_four(c + j) + load_four(s + j) : load_four(s + j));
-  store_four(c + end, last);
+    if (columns < 4) {
+        for (long j = 0; j < columns; j++) c[j] = ADD ? c[j] + s[j] : s[j];
+        return;
+    }
+    const long end = columns - 4;
+    const four last = ADD ? load_four(c + end) + load_four(s + end) : load_four(s + end);
+    for (long j = 0; j < end; j += 4) store_four(c + j, ADD ? load_four(c + j) + load_four(s + j) : load_four(s + j));
+    store_four(c + end, last);
 }
 
 // Place a tile of sums that could not be stored directly.
 template <bool ADD>
 void finish(long rows, long columns, const real* sums, long row, real* C, long cm, long cn) {
-  if (cm == 1 && cn != 1) return transpose<ADD>(rows, columns, sums, row, C, cn);
-  for (long i = 0; i < rows; i++) {
-    const real* s = sums + i * row;
-    real* c = C + i * cm;
-    if (cn == 1) place_row<ADD>(columns, s, c);
-    else for (long j = 0; j < columns; j++) c[j * cn] = ADD ? c[j * cn] + s[j] : s[j];
-  }
+    if (cm == 1 && cn != 1) return transpose<ADD>(rows, columns, sums, row, C, cn);
+    for (long i = 0; i < rows; i++) {
+        const real* s = sums + i * row;
+        real* c = C + i * cm;
+        if (cn == 1) place_row<ADD>(columns, s, c);
+        else for (long j = 0; j < columns; j++) c[j * cn] = ADD ? c[j * cn] + s[j] : s[j];
+    }
 }
 
-// `fresh` with its first `skip` lanes taken from `old`.
-INLINE vec keep_lanes(vec old, vec fresh, long skip) {
-  lanes number = {}, first = {};
-  for (long i = 0; i < W; i++) number[i] = lane(i);
-  const lanes keep = number < first + lane(skip);
-  return (vec)(((lanes)old & keep) | ((lanes)fresh & ~keep));
-}
-
-// One pointer serves three rows of S, by the addresses p, p + sm and p + 2 sm; the relation between the pointers is
-// hidden from the compiler, which would otherwise keep a separate offset for each row and run out of registers.
+// One pointer serves three rows of S, by the addresses p, p + sm and p + 2 sm; the relation between the pointers is hidden from the
+// compiler, which would otherwise keep a separate offset for each row and run out of registers.
 template <int R, int Q>
 void tile(long K, const real* S, long sm, long sk, const real* V, long vk, const Leave& leave, real* aside) {
-  const long last = leave.last;
-  vec sum[R][Q];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int q = 0; q < Q; q++) sum[r][q] = vec{};
-  const real* rows[(R + 2) / 3];
-  UNROLL for (int i = 0; i < (R + 2) / 3; i++) {
-    rows[i] = S + 3 * i * sm;
-    HIDE(rows[i]);
-  }
-  for (long k = 0; k < K; k++, V += vk) {
-    vec v[Q];
-    UNROLL for (int q = 0; q < Q; q++) v[q] = load(V + (q < Q - 1 ? q * W : last));
-    UNROLL for (int r = 0; r < R; r++) {
-      const vec s = rows[r / 3][r % 3 * sm] - vec{};
-      UNROLL for (int q = 0; q < Q; q++) sum[r][q] += s * v[q];
-    }
-    UNROLL for (int i = 0; i < (R + 2) / 3; i++) rows[i] += sk;
-  }
-  if (!leave.direct) {
+    const long last = leave.last;
+    vec sum[R][Q];
     UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int q = 0; q < Q; q++) store(aside + r * Q * W + (q < Q - 1 ? q * W : last), sum[r][q]);
-    return;
-  }
-  real* c = leave.C;
-  UNROLL for (int r = 0; r < R; r++, c += leave.cm)
-    UNROLL for (int q = 0; q < Q; q++) {
-      real* to = c + (q < Q - 1 ? q * W : last);
-      vec fresh = leave.add ? load(to) + sum[r][q] : sum[r][q];
-      if (q == Q - 1 && leave.skip) fresh = keep_lanes(load(to), fresh, leave.skip);
-      store(to, fresh);
+        UNROLL for (int q = 0; q < Q; q++) sum[r][q] = vec{};
+    const real* rows[(R + 2) / 3];
+    UNROLL for (int i = 0; i < (R + 2) / 3; i++) {
+        rows[i] = S + 3 * i * sm;
+        HIDE(rows[i]);
+    }
+    for (long k = 0; k < K; k++, V += vk) {
+        vec v[Q];
+        UNROLL for (int q = 0; q < Q; q++) v[q] = load(V + (q < Q - 1 ? q * W : last));
+        UNROLL for (int r = 0; r < R; r++) {
+            const vec s = rows[r / 3][r % 3 * sm] - vec{};
+            UNROLL for (int q = 0; q < Q; q++) sum[r][q] += s * v[q];
+        }
+        UNROLL for (int i = 0; i < (R + 2) / 3; i++) rows[i] += sk;
+    }
+    if (!leave.direct) {
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int q = 0; q < Q; q++) store(aside + r * Q * W + (q < Q - 1 ? q * W : last), sum[r][q]);
+        return;
+    }
+    // A row is read before it is written: the last vector may overlap the one before it, with the same sums.
+    real* c = leave.C;
+    UNROLL for (int r = 0; r < R; r++, c += leave.cm) {
+        vec fresh[Q];
+        UNROLL for (int q = 0; q < Q; q++) fresh[q] = leave.add ? load(c + (q < Q - 1 ? q * W : last)) + sum[r][q] : sum[r][q];
+        UNROLL for (int q = 0; q < Q; q++) store(c + (q < Q - 1 ? q * W : last), fresh[q]);
     }
 }
 
 typedef void (*Tile)(long, const real*, long, long, const real*, long, const Leave&, real*);
 
 struct Tiles {
-  Tile at[WIDEST + 1][TALLEST + 1] = {};
-  template <int Q, int... R>
-  void column(std::integer_sequence<int, R...>) {
-    ((at[Q][R + 1] = tile<R + 1, Q>), ...);
-  }
-  template <int... Q>
-  void every(std::integer_sequence<int, Q...>) {
-    (column<Q + 1>(std::make_integer_sequence<int, most_rows(Q + 1)>()), ...);
-  }
-  Tiles() { every(std::make_integer_sequence<int, WIDEST>()); }
+    Tile at[WIDEST + 1][TALLEST + 1] = {};
+    template <int Q, int... R>
+    void column(std::integer_sequence<int, R...>) {
+        ((at[Q][R + 1] = tile<R + 1, Q>), ...);
+    }
+    template <int... Q>
+    void every(std::integer_sequence<int, Q...>) {
+        (column<Q + 1>(std::make_integer_sequence<int, most_rows(Q + 1)>()), ...);
+    }
+    Tiles() { every(std::make_integer_sequence<int, WIDEST>()); }
 };
 
 const Tiles tiles;
 
-// panel[k][j] = V[k][j] for j < columns; from there to `width` <= W apart, any numbers. Rows of V that are followed
-// by others can be read beyond their end.
+// panel[k][j] = V[k][j] for j < columns; from there to `width`, any numbers. Rows of V with others after them can be read beyond their end.
 void pack(long K, long columns, const real* V, long vk, long vn, real* panel, long width) {
-  if (vk == 1 && vn != 1) {
-    transpose<false>(columns, K, V, vn, panel, width);
-  } else if (vn == 1) {
-    long k = 0;
-    if (width == W) for (; k * vk + W <= (K - 1) * vk + columns; k++) store(panel + k * W, load(V + k * vk));
-    for (; k < K; k++) std::memcpy(panel + k * width, V + k * vk, columns * sizeof(real));
-  } else {
-    for (long k = 0; k < K; k++)
-      for (long j = 0; j < columns; j++) panel[k * width + j] = V[k * vk + j * vn];
-  }
+    if (vk == 1 && vn != 1) {
+        transpose<false>(columns, K, V, vn, panel, width);
+    } else if (vn == 1) {
+        long k = 0;
+        if (width == W) for (; k < K && k * vk + W <= (K - 1) * vk + columns; k++) store(panel + k * W, load(V + k * vk));
+        for (; k < K; k++) std::memcpy(panel + k * width, V + k * vk, columns * sizeof(real));
+    } else {
+        for (long k = 0; k < K; k++)
+            for (long j = 0; j < columns; j++) panel[k * width + j] = V[k * vk + j * vn];
+    }
 }
 
 // Few rows want wide tiles, many rows want tiles tall enough to reuse each vector they load.
 int choose_width(long M, long vectors, bool upper) {
-  if (upper) return 1;
-  int best = 1;
-  for (int q = 2; q <= WIDEST && q <= vectors; q++)
-    if (most_rows(q) >= smaller(M, most_rows(WIDE))) best = q;
-  return best;
+    if (upper) return 1;
+    int best = 1;
+    for (int q = 2; q <= WIDEST && q <= vectors; q++)
+        if (most_rows(q) >= smaller(M, most_rows(WIDE))) best = q;
+    return best;
 }
 
-// All rows of C for one panel of columns [n, n + columns), K products added. Tiles that are not stored directly
-// are collected, so that C is written by blocks of many rows.
-void panel(const Problem& p, long n, long columns, int vectors, const real* V, long vk, const Leave& how) {
-  alignas(64) real space[ASIDE + W];
-  real* aside = space + W;  // a last vector that overlaps nothing in its panel starts up to W before it
-  const long row = vectors * W;
-  const Pieces rows(p.M, most_rows(vectors));
-  Leave leave = how;
-  leave.cm = p.cm;
-  long done = 0, ready = 0;  // rows of C that are finished, and rows that are computed
-  for (long i = 0; i < rows.number; i++) {
-    if (p.upper && ready >= n + columns) break;
-    leave.C = p.C + ready * p.cm + n * p.cn;
-    tiles.at[vectors][rows[i]](p.K, p.S + ready * p.sm, p.sm, p.sk, V, vk, leave, aside + (ready - done) * row);
-    ready += rows[i];
-    if (leave.direct) continue;
-    const bool full = (ready - done + rows[0]) * row > ASIDE;
-    if (!full && i + 1 < rows.number && !(p.upper && ready >= n + columns)) continue;
-    real* C = p.C + done * p.cm + n * p.cn;
-    (leave.add ? finish<true> : finish<false>)(ready - done, columns, aside, row, C, p.cm, p.cn);
-    done = ready;
-  }
+// All rows of C for one panel of columns [n, n + columns). Tiles that are not stored directly are collected to place many rows at once.
+void panel(const Problem& p, long n, long columns, int vectors, const real* V, long vk, Leave leave) {
+    alignas(64) real space[ASIDE + W];
+    real* aside = space + W;  // a last vector that overlaps nothing in its panel starts up to W before it
+    const long row = vectors * W;
+    const Pieces rows(p.M, most_rows(vectors));
+    long done = 0, ready = 0;  // rows of C that are finished, and rows that are computed
+    for (long i = 0; i < rows.number; i++) {
+        if (p.upper && ready >= n + columns) break;
+        leave.C = p.C + ready * p.cm + n * p.cn;
+        tiles.at[vectors][rows[i]](p.K, p.S + ready * p.sm, p.sm, p.sk, V, vk, leave, aside + (ready - done) * row);
+        ready += rows[i];
+        if (leave.direct) continue;
+        const bool full = (ready - done + rows[0]) * row > ASIDE;
+        if (!full && i + 1 < rows.number && !(p.upper && ready >= n + columns)) continue;
+        real* C = p.C + done * p.cm + n * p.cn;
+        (leave.add ? finish<true> : finish<false>)(ready - done, columns, aside, row, C, p.cm, p.cn);
+        done = ready;
+    }
 }
 
 // The product with vectors along n, at most DEEPEST deep.
-void along_columns(const Problem& p, real* room) {
-  const long vectors = (p.N + W - 1) / W;
-  const bool packed = p.vn != 1 || p.N < W;
-  const Pieces widths(vectors, choose_width(p.M, vectors, p.upper));
-  for (long i = 0, n = 0; i < widths.number; n += widths[i] * W, i++) {
-    const int q = int(widths[i]);
-    const long columns = smaller(q * W, p.N - n);
-    const long missing = q * W - columns;
-    const real* V = p.V + n * p.vn;
-    Leave leave = {p.cn == 1 && p.N >= W, p.add, (q - 1) * W, 0, nullptr, 0};
-    if (packed) {
-      pack(p.K, columns, V, p.vk, p.vn, room, q * W);
-      leave.direct = leave.direct && !missing;
-      panel(p, n, columns, q, room, q * W, leave);
-    } else {
-      leave.last -= missing;
-      leave.skip = missing;
-      panel(p, n, columns, q, V, p.vk, leave);
+void along_columns(Problem p, real* room) {
+    const long vectors = (p.N + W - 1) / W;
+    const bool packed = p.vn != 1 || p.N < W;
+    const Pieces widths(vectors, choose_width(p.M, vectors, p.upper));
+    for (long i = 0, n = 0; i < widths.number; n += widths[i] * W, i++) {
+        const int q = int(widths[i]);
+        const long columns = smaller(q * W, p.N - n), missing = q * W - columns;
+        const real* V = p.V + n * p.vn;
+        // The vector that overlaps the panel before this one, which is stored already, must not add to C what it shares with it.
+        const bool direct = p.cn == 1 && p.N >= W && !(missing && (packed || (p.add && q == 1)));
+        const Leave leave = {direct, p.add, (q - 1) * W - (packed ? 0 : missing), nullptr, p.cm};
+        if (packed) pack(p.K, columns, V, p.vk, p.vn, room, q * W);
+        panel(p, n, columns, q, packed ? room : V, packed ? q * W : p.vk, leave);
     }
-  }
 }
 
 INLINE four halve(vec v) {
-  union { vec v; four f[W / 4 ? W / 4 : 1]; real lane[W]; } u = {v};
-  if (W < 4) return four{u.lane[0], u.lane[W - 1], 0, 0};
-  four sum = u.f[0];
-  for (long i = 1; i < W / 4; i++) sum += u.f[i];
-  return sum;
+    union { vec v; four f[W / 4 ? W / 4 : 1]; real lane[W]; } u = {v};
+    if (W < 4) return four{u.lane[0], u.lane[W - 1], 0, 0};
+    four sum = u.f[0];
+    for (long i = 1; i < W / 4; i++) sum += u.f[i];
+    return sum;
 }
 
-// R rows of A times four columns of B, both with unit stride along k: vectors of partial sums over k.
+// R rows of S times V, both with unit stride along k, four columns at a time: vectors of partial sums over k.
 template <int R>
-void dot_tile(const Problem& p, const real* a, const real* b, real* c, int columns) {
-  vec sum[R][4];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int j = 0; j < 4; j++) sum[r][j] = vec{};
-  const real* row[4];
-  for (int j = 0; j < 4; j++) row[j] = b + (j < columns ? j : 0) * p.vn;
-  long k = 0;
-  for (; k + W <= p.K; k += W) {
-    vec v[4];
-    UNROLL for (int j = 0; j < 4; j++) v[j] = load(row[j] + k);
-    UNROLL for (int r = 0; r < R; r++) {
-      const vec s = load(a + r * p.sm + k);
-      UNROLL for (int j = 0; j < 4; j++) sum[r][j] += s * v[j];
+void dot_rows(const Problem& p, const real* s, real* C) {
+    for (long n = 0; n < p.N; n += 4) {
+        const long columns = smaller(4, p.N - n);
+        const real* v[4];
+        for (int j = 0; j < 4; j++) v[j] = p.V + (n + (j < columns ? j : 0)) * p.vn;
+        vec sum[R][4];
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int j = 0; j < 4; j++) sum[r][j] = vec{};
+        long k = 0;
+        for (; k + W <= p.K; k += W) {
+            vec along[4];
+            UNROLL for (int j = 0; j < 4; j++) along[j] = load(v[j] + k);
+            UNROLL for (int r = 0; r < R; r++) {
+                const vec row = load(s + r * p.sm + k);
+                UNROLL for (int j = 0; j < 4; j++) sum[r][j] += row * along[j];
+            }
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            four x[4];
+            UNROLL for (int j = 0; j < 4; j++) x[j] = halve(sum[r][j]);
+            transpose_fours(x[0], x[1], x[2], x[3]);
+            four total = (x[0] + x[1]) + (x[2] + x[3]);
+            for (long t = k; t < p.K; t++) total += s[r * p.sm + t] * four{v[0][t], v[1][t], v[2][t], v[3][t]};
+            real* to = C + r * p.cm + n * p.cn;
+            for (int j = 0; j < columns; j++, to += p.cn) *to = p.add ? *to + total[j] : total[j];
+        }
     }
-  }
-  for (int r = 0; r < R; r++) {
-    four x[4];
-    UNROLL for (int j = 0; j < 4; j++) x[j] = halve(sum[r][j]);
-    transpose_fours(x[0], x[1], x[2], x[3]);
-    four total = (x[0] + x[1]) + (x[2] + x[3]);
-    for (long t = k; t < p.K; t++) {
-      const four v = {row[0][t], row[1][t], row[2][t], row[3][t]};
-      total += a[r * p.sm + t] * v;
-    }
-    for (int j = 0; j < columns; j++) {
-      real* to = c + r * p.cm + j * p.cn;
-      *to = p.add ? *to + total[j] : total[j];
-    }
-  }
 }
 
 // The product for few rows when V has unit stride along k. Rows of S that have not are copied.
 void along_depth(Problem p, real* room) {
-  if (p.sk != 1) {
-    for (long m = 0; m < p.M; m++)
-      for (long k = 0; k < p.K; k++) room[m * p.K + k] = p.S[m * p.sm + k * p.sk];
-    p.S = room, p.sm = p.K, p.sk = 1;
-  }
-  for (long m = 0; m < p.M; m += 4)
-    for (long n = 0; n < p.N; n += 4) {
-      const real *a = p.S + m * p.sm, *b = p.V + n * p.vn;
-      real* c = p.C + m * p.cm + n * p.cn;
-      const int columns = int(smaller(4, p.N - n));
-      switch (smaller(4, p.M - m)) {
-        case 1: dot_tile<1>(p, a, b, c, columns); break;
-        case 2: dot_tile<2>(p, a, b, c, columns); break;
-        case 3: dot_tile<3>(p, a, b, c, columns); break;
-        default: dot_tile<4>(p, a, b, c, columns);
-      }
+    static constexpr decltype(&dot_rows<1>) dots[] = {dot_rows<1>, dot_rows<2>, dot_rows<3>, dot_rows<4>};
+    if (p.sk != 1) {
+        for (long m = 0; m < p.M; m++)
+            for (long k = 0; k < p.K; k++) room[m * p.K + k] = p.S[m * p.sm + k * p.sk];
+        p.S = room, p.sm = p.K, p.sk = 1;
     }
+    for (long m = 0; m < p.M; m += 4) dots[smaller(4, p.M - m) - 1](p, p.S + m * p.sm, p.C + m * p.cm);
 }
 
 Problem exchanged(const Problem& p) {
-  return {p.N, p.M, p.K, p.V, p.vn, p.vk, p.S, p.sk, p.sm, p.C, p.cn, p.cm, p.add, p.upper};
+    return {p.N, p.M, p.K, p.V, p.vn, p.vk, p.S, p.sk, p.sm, p.C, p.cn, p.cm, p.add, p.upper};
 }
 
-// Estimated work, in vector multiply-adds, of the tiles: the arithmetic, the repacking of V and the placing of C.
+// Estimated cycles, fitted to measurements: the multiply-adds, the loads of V, the tiles, repacking V, placing C.
 double cost_of_columns(const Problem& p) {
-  const double M = double(p.M), N = double(p.N), K = double(p.K);
-  const double vectors = double((p.N + W - 1) / W);
-  double cost = M * vectors * K + 40 * vectors * (M / 8 + 1);
-  if (p.vn != 1) cost += N * K * (p.vk == 1 ? 0.5 : 1.5);
-  else if (p.N < W) cost += N * K * 0.5;
-  const double places = double((p.K + DEEPEST - 1) / DEEPEST) * M * N;
-  if (p.cn != 1) cost += places * (p.cm == 1 ? 0.5 : 1.5);
-  return cost;
+    const double M = double(p.M), N = double(p.N), K = double(p.K);
+    const long vectors = (p.N + W - 1) / W;
+    const Pieces widths(vectors, choose_width(p.M, vectors, p.upper));
+    const double tiles = double(widths.number * Pieces(p.M, most_rows(int(widths[0]))).number);
+    double cost = 127 + (M + 0.9) * double(vectors) * K + 48 * tiles;
+    if (p.vn != 1) cost += N * K * (p.vk == 1 ? 0.37 : 1.5);
+    else if (p.N < W) cost += 1.8 * K;
+    if (p.cn != 1) cost += M * N * (p.cm == 1 ? 0.39 : 1.5);
+    else if (p.N < W) cost += 3.4 * M;
+    return cost;
 }
 
 double cost_of_depth(const Problem& p) {
-  const double M = double(p.M), N = double(p.N), K = double(p.K);
-  if (p.vk != 1 || p.upper || p.M * smaller(p.K, DEEPEST) > ROOM) return 1e300;
-  return 1.3 * M * double((p.N + 3) & ~3L) * K / W + (p.sk == 1 ? 0 : M * K) + M * N * 4;
+    const double M = double(p.M), K = double(p.K), quads = double((p.N + 3) / 4);
+    if (p.vk != 1 || p.upper || p.M * smaller(p.K, DEEPEST) > ROOM) return 1e300;
+    return 153 + 8.4 * M * quads * K / W + 27 * M * quads + (p.sk == 1 ? 0 : 0.7 * M * K);
 }
 
 // The lower half of a symmetric result from its upper half, by blocks that stay in cache.
 void mirror(long N, real* C, long cm, long cn) {
-  const long block = 16;
-  for (long i = 0; i < N; i += block) {
-    const long high = smaller(block, N - i);
-    for (long j = i; j < N; j += block) {
-      const long wide = smaller(block, N - j);
-      const real* from = C + i * cm + j * cn;
-      real* to = C + j * cm + i * cn;
-      if (j > i && cn == 1) transpose<false>(high, wide, from, cm, to, cm);
-      else if (j > i && cm == 1) transpose<false>(wide, high, from, cn, to, cn);
-      else
-        for (long r = 0; r < high; r++)
-          for (long c = j > i ? 0 : r + 1; c < wide; c++) to[c * cm + r * cn] = from[r * cm + c * cn];
-    }
-  }
+    for (long i = 0; i < N; i += 16)
+        for (long j = i; j < N; j += 16) {
+            const long high = smaller(16, N - i), wide = smaller(16, N - j);
+            const real* from = C + i * cm + j * cn;
+            real* to = C + j * cm + i * cn;
+            if (j > i && cn == 1) transpose<false>(high, wide, from, cm, to, cm);
+            else if (j > i && cm == 1) transpose<false>(wide, high, from, cn, to, cn);
+            else
+                for (long r = 0; r < high; r++)
+                    for (long c = j > i ? 0 : r + 1; c < wide; c++) to[c * cm + r * cn] = from[r * cm + c * cn];
+        }
 }
 
 void compute(Problem p, real* room) {
-  const Problem x = exchanged(p);
-  const double columns = cost_of_columns(p), rows = cost_of_columns(x);
-  const double depth = cost_of_depth(p), depth_exchanged = cost_of_depth(x);
-  const bool deep = depth < columns && depth < rows;
-  const bool deep_exchanged = depth_exchanged < columns && depth_exchanged < rows;
-  const bool exchange = deep || deep_exchanged ? depth_exchanged < depth : rows < columns;
-  if (exchange) p = x;
-  const Pieces depths(p.K, DEEPEST);
-  for (long i = 0; i < depths.number; i++) {
-    Problem piece = p;
-    piece.K = depths[i];
-    if (deep || deep_exchanged) along_depth(piece, room);
-    else along_columns(piece, room);
-    p.S += depths[i] * p.sk;
-    p.V += depths[i] * p.vk;
-    p.add = true;
-  }
-  if (p.upper) mirror(p.N, p.C, p.cm, p.cn);
-}
-
-void clear(const Problem& p) {
-  if (p.add) return;
-  for (long m = 0; m < p.M; m++)
-    for (long n = 0; n < p.N; n++) p.C[m * p.cm + n * p.cn] = 0;
+    if (p.M <= 0 || p.N <= 0) return;
+    const Problem x = exchanged(p);
+    const double costs[] = {cost_of_columns(p), cost_of_columns(x), cost_of_depth(p), cost_of_depth(x)};
+    const long best = std::min_element(costs, costs + 4) - costs;
+    if (best % 2) p = x;
+    const Pieces depths(p.K, DEEPEST);
+    for (long i = 0; i < depths.number; i++) {
+        Problem piece = p;
+        piece.K = depths[i];
+        (best < 2 ? along_columns : along_depth)(piece, room);
+        p.S += depths[i] * p.sk;
+        p.V += depths[i] * p.vk;
+        p.add = true;
+    }
+    if (p.upper) mirror(p.N, p.C, p.cm, p.cn);
 }
 
 }  // namespace
@@ -436,20 +386,14 @@ extern "C" {
 // Numbers of scratch one call needs.
 long product_room(void) { return ROOM; }
 
-void product(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn,
-             real* C, long cm, long cn, int add, real* room) {
-  const Problem p = {M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, false};
-  if (M <= 0 || N <= 0) return;
-  if (K <= 0) clear(p);
-  else compute(p, room);
+void product(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn, int add,
+             real* room) {
+    compute({M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, false}, room);
 }
 
 // The same for a result known to be symmetric: tiles below the diagonal are copied from above it.
-void product_upper(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn,
-                   real* C, long cm, long cn, int add, real* room) {
-  const Problem p = {M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, true};
-  if (M <= 0 || N <= 0) return;
-  if (K <= 0) return clear(p);
-  compute(p, room);
+void product_upper(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn,
+                                      int add, real* room) {
+    compute({M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, true}, room);
 }
 }

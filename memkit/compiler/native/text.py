@@ -21,11 +21,12 @@ SKIPPED = ("g", "n")
 
 @dataclass(frozen=True)
 class Source:
-    """One emitted function. inputs: names of parameters; results: label, axes and lengths of what it writes."""
+    """One emitted function. inputs, axes: names and axes of its parameters; results: label, axes and lengths of what it writes."""
 
     name: str
     text: str
     inputs: tuple[str, ...]
+    axes: tuple[tuple[str, ...], ...]
     results: tuple[tuple[str, tuple[str, ...], tuple[Length, ...]], ...]
 
 
@@ -47,6 +48,7 @@ class Function:
         self.lines: list[str] = []
         self.depth, self.owner = 1, 0
         self.wide: list[int] = []
+        self.adopted: set[Node] = set()  # results that their origin is made in the place of
 
     def _study(self, graph: Graph, given: Sequence[Lengths]) -> None:
         found = lengths(graph, given)
@@ -68,7 +70,8 @@ class Function:
             if node.op in (Op.PARAM, Op.CONST, Op.TENSOR):
                 raise AssertionError("results are settled")
             self.views[node] = self._argument("real*", f"{label}_out", f"out[{i}]", node)
-        self.level(self.graph, ())
+        self.adopt(self.graph)
+        self.level(self.graph, *self.items(self.graph))
         wide = sum(self.wide)
         head = [
             f"static void {name}_head(", "    const real* const* in, real* const* out, long N, long G, long LT, long g,",
@@ -84,7 +87,9 @@ class Function:
         results = tuple(
             (label, r.axes, tuple(self.length[r][a] for a in r.axes)) for label, r in zip(labels, self.graph.results, strict=True)
         )
-        return Source(name, "\n".join([*head, *self.lines, *tail]) + "\n", tuple(p.attrs["name"] for p in self.graph.params), results)
+        params = self.graph.params
+        inputs, axes = tuple(p.attrs["name"] for p in params), tuple(p.axes for p in params)
+        return Source(name, "\n".join([*head, *self.lines, *tail]) + "\n", inputs, axes, results)
 
     def _argument(self, kind: str, hint: str, array: str, node: Node) -> View:
         """An array that came in or goes out: without gaps, axes in the order of the node's."""
@@ -149,33 +154,45 @@ class Function:
 
     # ---- levels
 
-    def level(self, graph: Graph, around: tuple[tuple[str, str], ...]) -> None:
-        """The steps of one graph. around: variables of the loops around it, by axis."""
+    def items(self, graph: Graph) -> tuple[list[Node], dict[Node, keep.Reads]]:
+        """The steps of one graph, arguments first, and what each reads."""
+        roots = self.choices[graph].roots
+        items = [n for n in graph.nodes() if n in roots or n.op is Op.SCAN]
+        return items, {n: keep.scan_reads(n, roots) if n.op is Op.SCAN else keep.reads(n, roots) for n in items}
+
+    def adopt(self, graph: Graph) -> None:
+        """What a result is only another name of is made where the result lies."""
+        for result in graph.results:
+            if result.op is not Op.RENAME or result not in self.views:
+                continue
+            origin, back = result.args[0], {new: old for old, new in result.attrs["names"].items()}
+            if origin in self.choices[graph].roots and origin not in graph.results and origin not in self.views:
+                view = self.views[result]
+                self.views[origin] = View(view.pointer, {back.get(a, a): s for a, s in view.strides.items()}, view.memory)
+                self.adopted.add(result)
+
+    def level(self, graph: Graph, items: Sequence[Node], reads: Mapping[Node, keep.Reads]) -> None:
+        """The steps of one graph, in the order of `items`."""
         chosen = self.choices[graph]
-        items = [n for n in graph.nodes() if n in chosen.roots or n.op is Op.SCAN]
-        reads = {n: keep.scan_reads(n, chosen.roots) if n.op is Op.SCAN else keep.reads(n, chosen.roots) for n in items}
         last: dict[Node, int] = {}
         for i, node in enumerate(items):
             for read in reads[node].all:
                 last[read] = i
         mine: dict[Node, Memory] = {}
         for i, node in enumerate(items):
-            self.line(f"// {node.name or node.attrs.get('fn', node.op.value)} [{', '.join(node.axes)}]" if node.op is not Op.SCAN else "")
             if node.op is Op.SCAN:
-                mine |= self.loop(node, last)
-            elif node not in self.views:
-                self.views[node] = self.scratch(node)
-                if self.views[node].memory.space == "mine":
-                    mine[node] = self.views[node].memory
-            if node.op is not Op.SCAN:
-                self.step(node, chosen)
+                mine |= loops.loop(self, node)
+            elif node not in self.adopted:
+                self.line(f"// {node.name or node.attrs.get('fn', node.op.value)} [{', '.join(node.axes)}]")
+                if node not in self.views:
+                    self.views[node] = self.scratch(node)
+                    if self.views[node].memory.space == "mine":
+                        mine[node] = self.views[node].memory
+                steps.step(self, node, chosen)
             for read in [n for n in mine if last.get(n, i) <= i]:
                 self.arena.give(mine.pop(read))
         for memory in mine.values():
             self.arena.give(memory)
-
-    def step(self, node: Node, chosen: Choice) -> None:
-        steps.step(self, node, chosen)
 
     def barrier(self) -> None:
         self.line("team.wait();")
@@ -186,9 +203,3 @@ class Function:
         if self.waits.needed(reads, writes):
             self.barrier()
         self.waits.note(reads, writes)
-
-    # ---- loops
-
-    def loop(self, scan: Node, last: Mapping[Node, int]) -> dict[Node, Memory]:
-        """A SCAN. Returns the scratch memory of its results."""
-        return loops.loop(self, scan)

@@ -1,0 +1,288 @@
+"""Emitted C++ as a torch operation, with shapes for tracing and a gradient; long sequences keep few states and make the others again.
+
+Where it sits: above `native_build`, below `native_rule`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import native_build
+from .assemble import again
+from .emit_native import NativeModule, native_module
+from .native.text import Source
+from .pipeline import Compiled
+
+LARGE = 1 << 22  # bytes of an array that are worth large pages
+STACKS = 1 << 23  # bytes of states that are all saved; of more, as many are made again at a time as take half of this
+Sizes = tuple[int, int, int]  # N, G, LT
+
+
+@dataclass
+class Native:
+    """A rule's C++: the module, written when first asked for, and its functions, each compiled when first called."""
+
+    key: str
+    make: Callable[[], NativeModule]
+    title: str
+    plain: dict[str, Any]  # what the emitted torch module defines
+    written: NativeModule | None = None
+    loaded: dict[tuple[str, torch.dtype], Future[ctypes.CDLL]] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    @property
+    def module(self) -> NativeModule:
+        with self.lock:
+            if self.written is None:
+                self.written = self.make()
+            return self.written
+
+    def library(self, name: str, dtype: torch.dtype) -> Future[ctypes.CDLL]:
+        """The library of a function, to be waited for."""
+        unit = self.module.unit(name)
+        with self.lock:
+            if (name, dtype) not in self.loaded:
+                self.loaded[name, dtype] = _compilers().submit(native_build.library, f"{self.title}-{name}", unit, dtype)
+            return self.loaded[name, dtype]
+
+    def sequences(self, base: str) -> set[str]:
+        """The inputs of a forward function that have an entry for every chunk."""
+        source = self.module.functions[base]
+        return {n for n, axes in zip(source.inputs, source.axes, strict=True) if axes[:1] == ("n",)}
+
+    def parts(self, base: str, sizes: Sizes, bytes_each: int) -> list[tuple[int, int]]:
+        """First and last chunk of the parts of which a thin function keeps the first states."""
+        chunks, G, _ = sizes
+        a_chunk = max(1, self._state_numbers(base) * G * bytes_each)
+        most = max(1, STACKS // 2 // a_chunk)
+        return [(first, min(chunks, first + most)) for first in range(0, chunks, most)]
+
+    def _state_numbers(self, base: str) -> int:
+        """Numbers in the states of one head."""
+        found = 0
+        for label, axes, lengths in self.module.functions[f"{base}_states"].results:
+            if label in self.module.stacks[base]:
+                found += prod(length.at(1) for a, length in zip(axes, lengths, strict=True) if a not in ("n", "g"))
+        return found
+
+    def saving(self, base: str, sizes: Sizes, bytes_each: int) -> str:
+        """The forward function for a backward: one that saves all states, or a thin one where they are too many."""
+        if base in self.module.stacks and self._state_numbers(base) * sizes[0] * sizes[1] * bytes_each > STACKS:
+            return f"{base}_thin"
+        return f"{base}_saving"
+
+    def behind(self, base: str) -> list[str]:
+        """What a thin function's backward is given: what its two functions read, and the states at the parts' starts."""
+        module, stacks = self.module, self.module.stacks[base]
+        read = (*module.functions[f"{base}_states"].inputs, *module.functions[f"{base}_backward"].inputs)
+        rest = [n for n in dict.fromkeys(read) if n not in stacks and n not in stacks.values()]
+        grads = [f"grad_{state}" for state in stacks.values()]
+        return [*dict.fromkeys((*rest, *grads)), *(f"starts_{state}" for state in stacks.values())]
+
+    def function(self, name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+        """A function, and one that asks for large pages. What will be called after it is compiled at the same time."""
+        found = self.library(name, dtype)
+        if name.endswith("_saving"):
+            self.library(name.replace("_saving", "_backward"), dtype)
+        if name.endswith("_thin"):
+            for later in ("_states", "_backward"):
+                self.library(name.replace("_thin", later), dtype)
+        library = found.result()
+        run, large = getattr(library, name), library.in_large_pages
+        run.restype, run.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_long,) * 4)
+        large.restype, large.argtypes = None, (ctypes.c_void_p, ctypes.c_long)
+        return run, large
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    """Threads that wait for the C++ compiler."""
+    return ThreadPoolExecutor(2, "memkit-native")
+
+
+_KNOWN: dict[str, Native] = {}
+
+
+def native_of(compiled: Compiled, title: str, plain: dict[str, Any]) -> Native:
+    """The C++ of a compiled spec, findable by its key, which is all that a traced graph holds of it."""
+    key = hashlib.sha256(compiled.source.encode()).hexdigest()[:24]
+
+    def make() -> NativeModule:
+        graphs = {n: s.after("kernel_trick" if "kernel_trick" in dict(s.graphs) else "lower") for n, s in compiled.graphs.items()}
+        return native_module(compiled.equations, compiled.choice.name, title, graphs, compiled.chunk)
+
+    return _KNOWN.setdefault(key, Native(key, make, re.sub(r"\W", "_", title) or "rule", plain))
+
+
+def sizes_of(axes: Sequence[tuple[str, ...]], inputs: Sequence[Tensor]) -> Sizes:
+    """N, G, LT, from inputs with these axes."""
+    found = {"n": 1, "g": 1, "t": 1}
+    for own, x in zip(axes, inputs, strict=True):
+        found |= dict(zip(own, x.shape, strict=True))
+    return found["n"], found["g"], found["t"]
+
+
+def empty(source: Source, sizes: Sizes, like: Tensor) -> dict[str, Tensor]:
+    """The results of a function, to be written."""
+    N, G, LT = sizes
+    return {
+        label: like.new_empty([G if a == "g" else length.at(LT, N) for a, length in zip(axes, lengths, strict=True)])
+        for label, axes, lengths in source.results
+    }
+
+
+# ---- calls
+
+
+def call(native: Native, name: str, sizes: Sizes, given: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+    """Run one function on contiguous tensors by name; it writes `results`."""
+    source, dtype = native.module.functions[name], next(iter(given.values())).dtype
+    function, in_large_pages = native.function(name, dtype)
+    out = [results[label] for label, _, _ in source.results]
+    for x in out:
+        if x.nbytes >= LARGE:
+            in_large_pages(x.data_ptr(), x.nbytes)
+    groups = [given[n] for n in source.inputs], out
+    pointers = [(ctypes.c_void_p * len(group))(*(x.data_ptr() for x in group)) for group in groups]
+    if function(*pointers, *sizes, torch.get_num_threads()):
+        raise MemoryError(f"no memory for the scratch of {name}")
+
+
+def shapes(native: Native, name: str, sizes: Sizes, like: Tensor) -> list[Tensor]:
+    """Empty results of an operation. A thin function's are its own and the states at the starts of its parts."""
+    base, _, kind = name.partition("_")
+    found = list(empty(native.module.functions[base + "_backward" if kind == "thin_backward" else name], sizes, like).values())
+    return [*found, *starts(native, base, sizes, like).values()] if kind == "thin" else found
+
+
+def starts(native: Native, base: str, sizes: Sizes, like: Tensor) -> dict[str, Tensor]:
+    """Room for the states that a thin function keeps, by the states' names."""
+    states = empty(native.module.functions[f"{base}_states"], sizes, like)
+    count = len(native.parts(base, sizes, like.element_size()))
+    return {state: like.new_empty(count, *states[label].shape[1:]) for label, state in native.module.stacks[base].items()}
+
+
+def run(inputs: list[Tensor], key: str, name: str, sizes: Sizes) -> list[Tensor]:
+    """The operation."""
+    native = _KNOWN[key]
+    base, _, kind = name.partition("_")
+    inputs = [x.contiguous() for x in inputs]
+    if kind == "thin":
+        return _thin(native, base, sizes, inputs)
+    if kind == "thin_backward":
+        return _thin_backward(native, base, sizes, inputs)
+    source = native.module.functions[name]
+    results = empty(source, sizes, inputs[0])
+    call(native, name, sizes, dict(zip(source.inputs, inputs, strict=True)), results)
+    return list(results.values())
+
+
+def _of_chunks(native: Native, name: str) -> set[str]:
+    """Labels of results that have an entry for every chunk."""
+    return {label for label, axes, _ in native.module.functions[name].results if axes[:1] == ("n",)}
+
+
+def _thin(native: Native, base: str, sizes: Sizes, inputs: list[Tensor]) -> list[Tensor]:
+    """Part after part, from the state that the one before left."""
+    name, (_, G, LT) = f"{base}_thin", sizes
+    source, sequences = native.module.functions[name], native.sequences(base)
+    given = dict(zip(source.inputs, inputs, strict=True))
+    results, kept = empty(source, sizes, inputs[0]), starts(native, base, sizes, inputs[0])
+    of_chunks = _of_chunks(native, name)
+    for i, (first, last) in enumerate(native.parts(base, sizes, inputs[0].element_size())):
+        for state, rows in kept.items():
+            rows[i] = given[state]
+        part = {n: x[first:last] if n in sequences else x for n, x in given.items()}
+        into = {n: x[first:last] if n in of_chunks else x for n, x in results.items()}
+        part |= {state: rows[i] for state, rows in kept.items()}
+        call(native, name, (last - first, G, LT), part, into)
+        given |= {state: results[state] for state in kept}
+    return [*results.values(), *kept.values()]
+
+
+def _thin_backward(native: Native, base: str, sizes: Sizes, inputs: list[Tensor]) -> list[Tensor]:
+    """The last part first: its states are made again, then its gradients, which those of its first state carry on."""
+    module, (_, G, LT) = native.module, sizes
+    stacks, back = module.stacks[base], module.functions[f"{base}_backward"]
+    given = dict(zip(native.behind(base), inputs, strict=True))
+    kept = {state: given.pop(f"starts_{state}") for state in stacks.values()}
+    sequences, of_chunks = native.sequences(base), _of_chunks(native, back.name)
+    like = inputs[0]
+    results = {label: like.new_zeros(0) for label, _, _ in back.results} | empty(back, sizes, like)
+    parts = native.parts(base, sizes, like.element_size())
+    room = empty(module.functions[f"{base}_states"], (parts[0][1], G, LT), like)
+    sums: dict[str, Tensor] = {}
+    for i in reversed(range(len(parts))):
+        first, last = parts[i]
+        part = {n: x[first:last] if n in sequences or n == "grad_y" or n.startswith("saved_") else x for n, x in given.items()}
+        part |= {state: rows[i] for state, rows in kept.items()}
+        own = {label: x[: last - first] for label, x in room.items()}
+        call(native, f"{base}_states", (last - first, G, LT), part, own)
+        into = {n: x[first:last] if n in of_chunks else torch.empty_like(x) for n, x in results.items()}
+        call(native, back.name, (last - first, G, LT), part | own, into)
+        for n in (n for n in into if n not in of_chunks):
+            if n in kept:
+                given[f"grad_{n}"] = results[n] = into[n]
+            else:
+                results[n] = sums[n] = sums[n] + into[n] if n in sums else into[n]
+        for state in kept:
+            if state not in into:
+                given[f"grad_{state}"] = torch.zeros_like(given[f"grad_{state}"])
+    return list(results.values())
+
+
+# ---- the operation
+
+
+@cache
+def operation() -> Any:
+    """`memkit::native(inputs, key, name, sizes) -> results and saved values`."""
+
+    def native(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:
+        return run(inputs, key, name, (sizes[0], sizes[1], sizes[2]))
+
+    native.__annotations__ = {"inputs": list[Tensor], "key": str, "name": str, "sizes": list[int], "return": list[Tensor]}
+    op = torch.library.custom_op("memkit::native", native, mutates_args=(), device_types="cpu")
+    op.register_fake(lambda inputs, key, name, sizes: shapes(_KNOWN[key], name, tuple(sizes), inputs[0]))
+    op.register_autograd(_pull, setup_context=_keep)
+    return op
+
+
+def _keep(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    tensors, ctx.key, ctx.name, ctx.sizes = inputs
+    ctx.set_materialize_grads(False)  # else zeros are made for the gradients of all saved values
+    ctx.results = _KNOWN[ctx.key].module.results[ctx.name.partition("_")[0]]
+    ctx.save_for_backward(*tensors, *output[ctx.results :])
+    ctx.count = len(tensors)
+    ctx.like = [x.shape for x in output[: ctx.results]]
+
+
+def _pull(ctx: Any, grads: list[Tensor | None]) -> tuple:
+    """The gradients of a call with saved values."""
+    tensors, native = ctx.saved_tensors, _KNOWN[ctx.key]
+    module, (name, _, kind) = native.module, ctx.name.partition("_")
+    given = [tensors[0].new_zeros(shape) if g is None else g for g, shape in zip(grads, ctx.like, strict=False)]
+    if torch.is_grad_enabled():  # differentiated once more: let torch differentiate the forward's source
+        inputs = tensors[: ctx.count]
+        return list(again(native.plain[f"plain_{name}"], inputs, given, [x.requires_grad for x in inputs])), None, None, None
+    forward, back = module.functions[ctx.name], module.functions[f"{name}_backward"]
+    labels = [label for label, _, _ in forward.results]
+    behind = [f"starts_{state}" for state in module.stacks[name].values()] if kind == "thin" else []
+    names = (*forward.inputs, *labels[ctx.results :], *behind, *(f"grad_{x}" for x in labels[: ctx.results]))
+    known = dict(zip(names, (*tensors, *given), strict=True))
+    wanted, later = (native.behind(name), f"{name}_thin_backward") if kind == "thin" else (back.inputs, back.name)
+    found = operation()([known[n] for n in wanted], ctx.key, later, ctx.sizes)
+    by_name = dict(zip((label for label, _, _ in back.results), found, strict=True))
+    return [by_name.get(n) for n in forward.inputs], None, None, None
