@@ -307,6 +307,7 @@ def shapes(function: Function, like: Tensor, sizes: Sequence[int], dtype: torch.
 
 def _keep(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
     tensors, ctx.key, ctx.name, ctx.sizes = inputs
+    ctx.set_materialize_grads(False)  # else zeros are made for the gradients of all saved values
     function = _KNOWN[ctx.key].function(ctx.name)
     ctx.inputs, ctx.results = len(tensors), function.results
     ctx.labels = [label for label, _, _ in function.layout.results()]
