@@ -15,6 +15,8 @@ from memkit.compiler.kernels import keep
 from memkit.compiler.kernels.functions import COSTLY
 from memkit.compiler.simplify import uniform
 
+from .symmetric import is_symmetric
+
 HEAVY = 12  # reads after which a value is kept however seldom it is used
 
 
@@ -124,7 +126,7 @@ def _chain(top: Node, users: Mapping[Node, Sequence[Node]], fixed: set[Node]) ->
         if alone and _is_add(node) and node.args[0] is not node.args[1]:
             inner.add(node)
             stack += reversed(node.args)
-        elif alone and is_product(node):
+        elif alone and is_product(node) and not is_symmetric(node):
             inner.add(node)
             products.append(node)
         else:

@@ -332,10 +332,10 @@ double cost_of_columns(const Problem& p) {
     const long vectors = (p.N + W - 1) / W;
     const Pieces widths(vectors, choose_width(p.M, vectors, p.upper));
     const double tiles = double(widths.number * Pieces(p.M, most_rows(int(widths[0]))).number);
-    double cost = 127 + (M + 0.9) * double(vectors) * K + 48 * tiles;
+    double cost = 138 + (M + 0.8) * double(vectors) * K + 42 * tiles;
     if (p.vn != 1) cost += N * K * (p.vk == 1 ? 0.37 : 1.5);
     else if (p.N < W) cost += 1.8 * K;
-    if (p.cn != 1) cost += M * N * (p.cm == 1 ? 0.39 : 1.5);
+    if (p.cn != 1) cost += M * N * (p.cm == 1 ? 0.43 : 1.5);
     else if (p.N < W) cost += 3.4 * M;
     return cost;
 }
@@ -343,7 +343,7 @@ double cost_of_columns(const Problem& p) {
 double cost_of_depth(const Problem& p) {
     const double M = double(p.M), K = double(p.K), quads = double((p.N + 3) / 4);
     if (p.vk != 1 || p.upper || p.M * smaller(p.K, DEEPEST) > ROOM) return 1e300;
-    return 153 + 8.4 * M * quads * K / W + 27 * M * quads + (p.sk == 1 ? 0 : 0.7 * M * K);
+    return 178 + 5.5 * M * quads * K / W + 23 * M * quads + (p.sk == 1 ? 0 : 1.1 * M * K);
 }
 
 // The lower half of a symmetric result from its upper half, by blocks that stay in cache.

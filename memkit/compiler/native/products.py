@@ -28,8 +28,8 @@ class Product:
     summed: frozenset[str]
     sizes: Mapping[str, str]
 
-    def call(self, at: Mapping[str, str], add: str, split: str, bounds: tuple[str, str]) -> str:
-        """The text of a call. at: indices of the loops' axes. split: the axis of which only `bounds` (first, count) is done."""
+    def call(self, name: str, at: Mapping[str, str], add: str, split: str, bounds: tuple[str, str]) -> str:
+        """The text of a call of `name`. at: indices of the loops' axes. split: the axis of which only `bounds` (first, count) is done."""
         places = []
         for view in (self.a, self.b, self.c):
             terms = [view.pointer, *(times(i, view.strides[x]) for x, i in at.items() if x in view.strides)]
@@ -46,7 +46,7 @@ class Product:
             ", ".join(counts), f"{places[0]}, {strides[0]}, {strides[1]}", f"{places[1]}, {strides[2]}, {strides[3]}",
             f"{places[2]}, {strides[4]}, {strides[5]}", f"{add}, room",
         ]  # fmt: skip
-        return f"product({', '.join(parts)});"
+        return f"{name}({', '.join(parts)});"
 
 
 def product_of(node: Node, a: View, b: View, c: View, sizes: Sizes, most: Mapping[str, int], split: str = "") -> Product:

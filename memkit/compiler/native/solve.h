@@ -13,6 +13,8 @@
 extern "C" {
 void product(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn, int add,
              real* room);
+void product_upper(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn,
+                   int add, real* room);  // for a result that is symmetric
 long product_room(void);
 }
 

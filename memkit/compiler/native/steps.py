@@ -15,11 +15,13 @@ from .arena import Memory, Share
 from .choice import Choice
 from .entries import MAKERS, Entries, Index, Nest, View, plus, times
 from .products import product_of
+from .symmetric import is_symmetric
 
 if TYPE_CHECKING:
     from .text import Function
 
 BLOCK = 4096  # numbers of a large value that are made at a time
+FAR = 256  # numbers between two entries of an axis that threads may share anywhere: no vector, and no line of the cache, holds both
 ROWS = 64  # from this length on, an axis is split before those behind it, whose entries lie closer together
 SMALL = 1024  # entries of a value, times those of a sum, that one member of a team makes alone
 ALL = None  # a share that is none: entries of other members, too
@@ -33,7 +35,7 @@ class Step:
         self.sizes, most = f.sizes(node), f.most(node)
         axes = [a for a in node.axes if a != "g"]
         able = [a for a in axes if a not in unsplit]
-        self.split = next((a for a in able if most[a] >= ROWS), max(able, key=lambda a: most[a], default=""))
+        self.split = _split(able, axes, most)
         self.owner = ""
         if prod(most[a] for a in axes) * work < SMALL or not self.split or most[self.split] < 2:
             self.split, self.owner = "", str(f.owner)
@@ -54,32 +56,36 @@ class Step:
         count = max(16, BLOCK // rest // 16 * 16)
         if 2 * count > most[self.split]:
             return ""
-        size, self.block = self.sizes[self.split], self.f.names.new(f"{self.split}_first")
-        self.count = f"fewer({count}, part({size}, member + 1, members) - {self.block})"
-        return (
-            f"for (long {self.block} = part({size}, member, members); {self.block} < part({size}, member + 1, members); "
-            f"{self.block} += {count}) {{"
-        )
+        first, last = self.part()
+        self.block = self.f.names.new(f"{self.split}_first")
+        self.count = f"fewer({count}, {last} - {self.block})"
+        return f"for (long {self.block} = {first}; {self.block} < {last}; {self.block} += {count}) {{"
 
     def header(self, axis: str, variable: str, simd: bool = False, size: str = "") -> str:
         size = size or self.sizes[axis]
         mark = "IVDEP " if simd else ""
         if axis == self.split:
             end = f"{variable}_end"
+            first, last = self.part()
             if self.block:
                 return f"{mark}for (long {variable} = {self.block}, {end} = {self.block} + {self.count}; {variable} < {end}; ++{variable})"
             return (
-                f"{mark}for (long {variable} = part({size}, member, members), {end} = part({size}, member + 1, members); "
-                f"{variable} < {end}; ++{variable})"
+                f"{mark}for (long {variable} = {first}, {end} = {last}; {variable} < {end}; ++{variable})"
             )
         return f"{mark}for (long {variable} = 0; {variable} < {size}; ++{variable})"
 
+    def part(self) -> tuple[str, str]:
+        """Where this member's part of the split axis begins and ends; at any entry if these lie far apart, else at whole vectors."""
+        size, stride = self.sizes[self.split], self.out.strides[self.split]
+        name = "part" if stride.isdigit() and int(stride) < FAR else "exact_part"
+        return f"{name}({size}, member, members)", f"{name}({size}, member + 1, members)"
+
     def bounds(self) -> tuple[str, str]:
         """First and number of the split axis' entries that are this member's."""
-        size = self.sizes[self.split]
         if self.block:
             return self.block, self.count
-        return f"part({size}, member, members)", f"(part({size}, member + 1, members) - part({size}, member, members))"
+        first, last = self.part()
+        return first, f"({last} - {first})"
 
     def enter(self, nest: Nest, axes: Sequence[str], simd: bool = True, sizes: dict[str, str] | None = None) -> dict[str, Index]:
         """Loops over `axes`, the last of them free of dependences."""
@@ -122,6 +128,13 @@ class Step:
             f.line(("    " if self.owner else "") + line)
         if self.owner:
             f.line("}")
+
+
+def _split(able: Sequence[str], axes: Sequence[str], most: Mapping[str, int]) -> str:
+    """The axis that a team shares: the first if whole matrices lie behind it, else the first that is long, else the longest."""
+    if able and able[0] == axes[0] and len(axes) > 2 and most[axes[0]] > 3 and prod(most[a] for a in axes[1:]) >= BLOCK // 4:
+        return able[0]
+    return next((a for a in able if most[a] >= ROWS), max(able, key=lambda a: most[a], default=""))
 
 
 class Views(dict):
@@ -210,7 +223,9 @@ def _product(made: Step, node: Node, fresh: bool) -> list[str]:
         begun += [f"{variable} > 0"] if axis in p.summed else []
     add = "1" if not fresh else " || ".join(begun) or "0"
     split = made.split if made.split in (p.rows, p.cols) else ""
-    nest.lines[-1].append(p.call(at, add, split, made.bounds() if split else ("", "")))
+    whole = fresh and not split and not p.summed & {*p.loops} and is_symmetric(node) and p.sizes[p.rows] == p.sizes[p.cols]
+    name = "product_upper" if whole else "product"
+    nest.lines[-1].append(p.call(name, at, add, split, made.bounds() if split else ("", "")))
     return nest.text()
 
 

@@ -59,11 +59,15 @@ static inline long part(long size, long member, long members) {
     return begin < size ? begin : size;
 }
 
+// The same at any entry.
+static inline long exact_part(long size, long member, long members) { return size * member / members; }
+
 static inline long fewer(long a, long b) { return a < b ? a : b; }
 
 struct Scratch {
     real* data;
-    explicit Scratch(long numbers) : data(static_cast<real*>(std::aligned_alloc(64, (numbers * sizeof(real) + 63) / 64 * 64 + 64))) {
+    explicit Scratch(long numbers) {
+        data = static_cast<real*>(std::aligned_alloc(64, (numbers * sizeof(real) / 64 + 1) * 64));
         if (!data) throw std::bad_alloc();
     }
     ~Scratch() { std::free(data); }
