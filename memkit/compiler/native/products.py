@@ -49,9 +49,11 @@ class Product:
         return f"{name}({', '.join(parts)});"
 
 
-def product_of(node: Node, a: View, b: View, c: View, sizes: Sizes, most: Mapping[str, int], split: str = "") -> Product:
-    """The longest axis of each kind goes into the call, after axes that lie behind each other were joined. g is none of them."""
-    batch, rows, cols, sums = ([x for x in axes if x != "g"] for axes in choice.sides(node))
+def product_of(
+    node: Node, views: tuple[View, View, View], sizes: Sizes, most: Mapping[str, int], split: str = "", fixed: Sequence[str] = ("g",)
+) -> Product:
+    """The longest axis of each kind goes into the call, after axes that lie behind each other were joined. `fixed` are none of them."""
+    (a, b, c), (batch, rows, cols, sums) = views, ([x for x in axes if x not in fixed] for axes in choice.sides(node))
     sizes, most = dict(sizes), dict(most)
 
     def join(axes: list[str], views: Sequence[View]) -> None:

@@ -33,14 +33,14 @@ class Step:
     def __init__(self, f: Function, node: Node, work: int = 1, unsplit: Sequence[str] = ()) -> None:
         self.f, self.node, self.out = f, node, f.views[node]
         self.sizes, most = f.sizes(node), f.most(node)
-        axes = [a for a in node.axes if a != "g"]
+        axes = f.own(node)
         able = [a for a in axes if a not in unsplit]
-        self.split = _split(able, axes, most)
-        self.owner = ""
-        if prod(most[a] for a in axes) * work < SMALL or not self.split or most[self.split] < 2:
+        self.split, self.owner = _split(able, axes, most), ""
+        if f.run is not None:
+            self.split = ""  # one member does all of an entry of the run
+        elif prod(most[a] for a in axes) * work < SMALL or not self.split or most[self.split] < 2:
             self.split, self.owner = "", str(f.owner)
             f.owner += 1
-        self.share: Share = ("owner", self.owner) if self.owner else (self.out.strides[self.split], self.sizes[self.split])
         self.reads: list[tuple[Memory, Share | None]] = []
         self.lines: list[str] = []
         self.block = ""
@@ -49,8 +49,10 @@ class Step:
 
     def in_blocks(self) -> str:
         """The loop that makes a large value a few rows at a time, so that its terms meet in the nearest cache; "" for a small one."""
+        if self.f.run is not None:
+            return ""
         most = self.f.most(self.node)
-        rest = prod(most[a] for a in self.node.axes if a not in ("g", self.split))
+        rest = prod(most[a] for a in self.f.own(self.node) if a != self.split)
         if self.owner or most[self.split] * rest < 2 * BLOCK:
             return ""
         count = max(16, BLOCK // rest // 16 * 16)
@@ -76,9 +78,12 @@ class Step:
 
     def part(self) -> tuple[str, str]:
         """Where this member's part of the split axis begins and ends; at any entry if these lie far apart, else at whole vectors."""
-        size, stride = self.sizes[self.split], self.out.strides[self.split]
-        name = "part" if stride.isdigit() and int(stride) < FAR else "exact_part"
+        size, name = self.sizes[self.split], "exact_part" if self._exact() else "part"
         return f"{name}({size}, member, members)", f"{name}({size}, member + 1, members)"
+
+    def _exact(self) -> bool:
+        stride = self.out.strides[self.split]
+        return not stride.isdigit() or int(stride) >= FAR
 
     def bounds(self) -> tuple[str, str]:
         """First and number of the split axis' entries that are this member's."""
@@ -89,7 +94,7 @@ class Step:
 
     def enter(self, nest: Nest, axes: Sequence[str], simd: bool = True, sizes: dict[str, str] | None = None) -> dict[str, Index]:
         """Loops over `axes`, the last of them free of dependences."""
-        at = {}
+        at = dict(self.f.fixed)
         for i, axis in enumerate(axes):
             variable = self.f.names.new(axis)
             nest.enter(variable, self.header(axis, variable, simd and i == len(axes) - 1, (sizes or {}).get(axis, "")))
@@ -101,19 +106,31 @@ class Step:
 
     # ---- what was read and written
 
+    @property
+    def share(self) -> Share:
+        """Which part of the value a member makes."""
+        if self.owner:
+            return "owner", self.owner
+        return self._share(self.out.strides.get(self.f.run.axis if self.f.run else self.split, "")) or ("", "")
+
     def note(self, entries: Entries, at: dict[str, Index]) -> None:
-        mine = at[self.split].text if self.split in at else ""
+        axis = self.f.run.axis if self.f.run else self.split
+        mine = at[axis].text if axis in at else ""
         for view, own in entries.reads:
             along = next((a for a, i in own.items() if mine and i.text == mine), "")
             self.reads.append((view.memory, self._share(view.strides[along] if along else "")))
 
     def note_view(self, view: View) -> None:
-        self.reads.append((view.memory, self._share(view.strides.get(self.split, ""))))
+        self.reads.append((view.memory, self._share(view.strides.get(self.f.run.axis if self.f.run else self.split, ""))))
 
     def _share(self, stride: str) -> Share | None:
         if self.owner:
             return self.share
-        return (stride, self.sizes[self.split]) if stride and stride != "0" else ALL
+        if not stride or stride == "0":
+            return ALL
+        if self.f.run is not None:
+            return f"exact {stride}", self.f.run.size
+        return f"exact {stride}" if self._exact() else stride, self.sizes[self.split]
 
     def add(self, lines: Sequence[str]) -> None:
         self.lines += lines
@@ -121,6 +138,9 @@ class Step:
     def done(self) -> None:
         """Put into the function, behind a wait where one is needed."""
         f = self.f
+        if f.run is not None:
+            f.run.take(self.lines, self.reads, self.out.memory, self.share)
+            return
         f.before(self.reads, [(self.out.memory, self.share)])
         if self.owner:
             f.line(f"if (member == {self.owner} % members) {{")
@@ -180,12 +200,12 @@ def _work(f: Function, node: Node) -> int:
 def _entries(made: Step, terms: Sequence[Node]) -> list[str]:
     """Loops that write the sum of `terms` into every entry."""
     nest, node = Nest(), made.node
-    at = made.enter(nest, [a for a in node.axes if a != "g"])
+    at = made.enter(nest, made.f.own(node))
     entries = made.entries(nest)
     if terms == [node]:
-        text = MAKERS[node.op](entries, node, {**at, "g": Index("g")}).text
+        text = MAKERS[node.op](entries, node, at).text
     else:
-        text = " + ".join(entries.value(t, {**at, "g": Index("g")}).text for t in terms) or "real(0)"
+        text = " + ".join(entries.value(t, at).text for t in terms) or "real(0)"
     nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
     made.note(entries, at)
     return nest.text()
@@ -212,10 +232,10 @@ def _product(made: Step, node: Node, fresh: bool) -> list[str]:
     if a is None or b is None:
         raise KernelError(f"a product of {node.args} without arrays", "operands that are kept", "backend: torch", "backend")
     sizes = f.sizes(*node.args)
-    p = product_of(node, a, b, made.out, sizes, {**f.most(node.args[0]), **f.most(node.args[1])}, made.split)
+    p = product_of(node, (a, b, made.out), sizes, {**f.most(node.args[0]), **f.most(node.args[1])}, made.split, tuple(f.fixed))
     made.note_view(a)
     made.note_view(b)
-    nest, at, begun = Nest(), {}, []
+    nest, at, begun = Nest(), {a: i.text for a, i in f.fixed.items() if a != "g"}, []
     for axis in p.loops:
         variable = f.names.new(axis)
         nest.enter(variable, made.header(axis, variable, size=p.sizes[axis]))
@@ -232,7 +252,7 @@ def _product(made: Step, node: Node, fresh: bool) -> list[str]:
 def _sum(f: Function, node: Node) -> None:
     """A REDUCE, or an einsum that is no product of matrices."""
     widest = max(node.args, key=lambda a: len(a.axes))
-    gone, own = list(keep.contracted(node)), [a for a in node.axes if a != "g"]
+    gone, own = list(keep.contracted(node)), f.own(node)
     sizes = f.sizes(*node.args)
     made = Step(f, node, prod({**f.most(node.args[-1]), **f.most(node.args[0])}[a] for a in gone))
     largest = node.op is Op.REDUCE and node.attrs["fn"] == "max"
@@ -262,7 +282,7 @@ def _sum(f: Function, node: Node) -> None:
 
 
 def _term(entries: Entries, node: Node, at: dict[str, Index]) -> str:
-    at = {**at, "g": Index("g")}
+    at = at
     return " * ".join(entries.value(a, at).text for a in node.args)
 
 
@@ -272,11 +292,11 @@ def _scattered(f: Function, node: Node) -> None:
     made = Step(f, node, unsplit=(a["axis"], a.get("new", "")))
     made.add(_entries(made, []))
     nest = Nest()
-    axes = [y for y in x.axes if y != "g"]
+    axes = f.own(x)
     repeats = node.op is Op.SCATTER and axes[-1] == a["axis"]
     at = made.enter(nest, axes, simd=not repeats, sizes=f.sizes(x))
     entries = made.entries(nest)
-    term = entries.value(x, {**at, "g": Index("g")}).text
+    term = entries.value(x, at).text
     if node.op is Op.FOLD:
         o, i = at[a["outer"]], at[a["inner"]]
         spot, target = plus(times(o.text, str(a["step"])), i.text), a["axis"]
@@ -297,7 +317,7 @@ def _decay(f: Function, node: Node) -> None:
     rest = [a for a in node.axes if a not in ("g", "n", t, s)]
     at = made.enter(nest, [*(a for a in node.axes if a == "n"), t, s, *rest])
     entries = made.entries(nest)
-    x = entries.value(node.args[0], {**{a: i for a, i in at.items() if a != s}, "g": Index("g")}).text
+    x = entries.value(node.args[0], {a: i for a, i in at.items() if a != s}).text
     above = made.out.offset({**at, t: Index(f"({at[t].text} - 1)")})
     row, col, p = at[t].text, at[s].text, made.out.pointer
     nest.lines[-1].append(
@@ -321,9 +341,9 @@ def _solve(f: Function, node: Node) -> None:
     f.views[copy] = f.scratch(copy)
     below = Step(f, copy)
     nest = Nest()
-    at = below.enter(nest, [a for a in copy.axes if a != "g"])
+    at = below.enter(nest, f.own(copy))
     entries = below.entries(nest)
-    text = entries.value(lower, {**at, "g": Index("g")}).text
+    text = entries.value(lower, at).text
     nest.lines[-1].append(f"{below.out.pointer}[{below.out.offset(at)}] = {at[cols].text} < {at[rows].text} ? -{text} : real(0);")
     below.note(entries, at)
     below.add(nest.text())
@@ -355,9 +375,9 @@ def _moved(at: Mapping[str, Index], view: View) -> list[str]:
 def copied_from(made: Step, node: Node) -> list[str]:
     """Loops that copy a value, repeated over the axes it lacks."""
     nest = Nest()
-    at = made.enter(nest, [a for a in made.node.axes if a != "g"])
+    at = made.enter(nest, made.f.own(made.node))
     entries = made.entries(nest)
-    text = entries.value(node, {**at, "g": Index("g")}).text
+    text = entries.value(node, at).text
     nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
     made.note(entries, at)
     return nest.text()

@@ -11,10 +11,11 @@ from memkit.compiler.kernels.layout import settled
 from memkit.compiler.kernels.lengths import Length, Lengths, lengths, shape
 from memkit.compiler.kernels.memory import packed
 
-from . import choice, loops, steps
+from . import choice, loops, runs, steps
 from .arena import Arena, Memory, Share, Waits
 from .choice import Choice
-from .entries import Entries, Names, Nest, View, flat, plus, times
+from .entries import Entries, Index, Names, Nest, View, flat, plus, times
+from .runs import Run
 
 SKIPPED = ("g", "n")
 
@@ -48,6 +49,9 @@ class Function:
         self.lines: list[str] = []
         self.depth, self.owner = 1, 0
         self.wide: list[int] = []
+        self.fixed: dict[str, Index] = {"g": Index("g")}  # indices of axes that no step goes through
+        self.run: Run | None = None  # the run of steps that is being written, if one is
+        self.own_arena = Arena()  # what each member of a team keeps for itself
         self.adopted: set[Node] = set()  # results that their origin is made in the place of
 
     def _study(self, graph: Graph, given: Sequence[Lengths]) -> None:
@@ -72,16 +76,17 @@ class Function:
             self.views[node] = self._argument("real*", f"{label}_out", f"out[{i}]", node)
         self.adopt(self.graph)
         self.level(self.graph, *self.items(self.graph))
-        wide = sum(self.wide)
+        wide, own = sum(self.wide), self.own_arena.peak
         head = [
             f"static void {name}_head(", "    const real* const* in, real* const* out, long N, long G, long LT, long g,",
             "    real* mine, real* room, Team& team, long member) {", "    const long members = team.members;",
             *([f"    real* const wide = mine + {self.arena.peak};"] if wide else []),
+            *(["    real* const own = room + product_room();"] if own else []),
         ]  # fmt: skip
         call = f"{name}_head(in, out, N, G, LT, g, mine, room, team, member);"
         tail = [
             "}", "", f'extern "C" int {name}(const real* const* in, real* const* out, long N, long G, long LT, long threads) {{',
-            f"    return for_heads(G, threads, {self.arena.peak}{f' + N * {wide}' if wide else ''}, product_room(),",
+            f"    return for_heads(G, threads, {self.arena.peak}{f' + N * {wide}' if wide else ''}, product_room() + {own},",
             "        [=](long g, real* mine, real* room, Team& team, long member) {", f"            {call}", "        });", "}",
         ]  # fmt: skip
         results = tuple(
@@ -109,6 +114,10 @@ class Function:
 
     def most(self, node: Node) -> dict[str, int]:
         return {a: length.at(self.tokens) for a, length in self.length[node].items()}
+
+    def own(self, node: Node) -> list[str]:
+        """The axes that a step for `node` goes through."""
+        return [a for a in node.axes if a not in self.fixed]
 
     def sizes(self, *nodes: Node) -> dict[str, str]:
         return {a: length.text for node in nodes for a, length in self.length[node].items()}
@@ -179,20 +188,37 @@ class Function:
             for read in reads[node].all:
                 last[read] = i
         mine: dict[Node, Memory] = {}
+        found = runs.runs(self, items, chosen.roots)
         for i, node in enumerate(items):
+            run = found.get(i)
+            if run is not None:
+                self.start_run(run, last)
             if node.op is Op.SCAN:
                 mine |= loops.loop(self, node)
             elif node not in self.adopted:
-                self.line(f"// {node.name or node.attrs.get('fn', node.op.value)} [{', '.join(node.axes)}]")
+                self.title(node)
                 if node not in self.views:
-                    self.views[node] = self.scratch(node)
+                    self.views[node] = self.scratch(node) if self.run is None else self.run.scratch(node)
                     if self.views[node].memory.space == "mine":
                         mine[node] = self.views[node].memory
                 steps.step(self, node, chosen)
-            for read in [n for n in mine if last.get(n, i) <= i]:
-                self.arena.give(mine.pop(read))
+            if self.run is not None and self.run.over(i):
+                self.run = None
+            if self.run is None:
+                for read in [n for n in mine if last.get(n, i) <= i]:
+                    self.arena.give(mine.pop(read))
         for memory in mine.values():
             self.arena.give(memory)
+
+    def title(self, node: Node) -> None:
+        """What the next lines make."""
+        text = f"// {node.name or node.attrs.get('fn', node.op.value)} [{', '.join(node.axes)}]"
+        self.line(text) if self.run is None else self.run.lines.append(text)
+
+    def start_run(self, run: runs.Run, last: Mapping[Node, int]) -> None:
+        """Write the steps that follow as one loop over the entries of the axis they share."""
+        run.begin(last)
+        self.run = run
 
     def barrier(self) -> None:
         self.line("team.wait();")
