@@ -1,0 +1,81 @@
+"""Of a long sequence few states are kept, and the others made again on the way back: with the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memkit.compiler import native_run
+from memkit.compiler.checkpoints import checkpoints
+from memkit.compiler.ir import Graph, Op, get, param, scan
+from memkit.inputs import values_and_gradients
+from tests.cases import draw
+
+from .rules import COVERED, preset
+
+
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the C++ functions that run from now on."""
+    names: list[str] = []
+    before = native_run.call
+
+    def call(rule: native_run.Native, name: str, *rest: object) -> None:
+        names.append(name)
+        before(rule, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(native_run, "call", call)
+    return names
+
+
+@pytest.mark.parametrize("name", [n for n in COVERED if preset(n).native.module.stacks])
+@pytest.mark.parametrize("chunks", (1, 2))
+def test_results_and_gradients_are_the_same(name: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = preset(name)
+    inputs = draw(rule, B=2, T=5 * rule.compiled.chunk + 2, H=2)
+    want = values_and_gradients(rule, inputs)
+    a_chunk = rule.native._state_numbers("chunks") * inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.element_size()
+    monkeypatch.setattr(native_run, "STACKS", 2 * chunks * a_chunk)
+    names = called(monkeypatch)
+    got = values_and_gradients(rule, inputs)
+    assert names.count("chunks_thin") > 1 and "chunks_states" in names and "chunks_backward" in names
+    for n, x in want.items():
+        torch.testing.assert_close(got[n], x, rtol=1e-10, atol=1e-10, msg=lambda text, n=n: f"{n}: {text}")
+
+
+def test_short_sequences_keep_all_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = called(monkeypatch)
+    rule = preset("titans")
+    values_and_gradients(rule, draw(rule, B=1, T=2 * rule.compiled.chunk, H=1))
+    assert set(names) == {"chunks_saving", "chunks_backward"}
+
+
+def test_parts_hold_what_half_the_bytes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = preset("titans")
+    numbers = sum(w.numel() for w in draw(rule, B=1, T=1, H=1).weights.values()) * 2  # weights, and momentum of each
+    monkeypatch.setattr(native_run, "STACKS", 2 * 3 * numbers * 2 * 8)
+    assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 3), (3, 6), (6, 8)]
+    assert rule.native.saving("chunks", (6, 2, 4), 8) == "chunks_saving"
+    assert rule.native.saving("chunks", (7, 2, 4), 8) == "chunks_thin"
+
+
+def forward(change: Callable[[Graph], Graph] = lambda graph: graph) -> Graph:
+    """w' = w x_n, y_n = w, with the states saved."""
+    w, x = param("w", ("g",)), param("x", ("g",))
+    body = Graph((w, x), (w, w))
+    start, xs = param("w", ("g",)), param("x", ("n", "g"))
+    last, y = scan(body, [start], [xs], save=True)[:2]
+    return change(Graph((start, xs), (y, last, get(last.args[0], 2, ("n", "g"))), ("y", "w", "saved_0")))
+
+
+def test_a_loop_whose_state_starts_elsewhere_has_none() -> None:
+    assert checkpoints(forward()) is not None
+    renamed = forward(lambda graph: Graph(graph.params, graph.results, ("y", "other", "saved_0")))
+    assert checkpoints(renamed) is None
+
+
+def test_without_saved_states_there_are_none() -> None:
+    assert checkpoints(forward(lambda graph: Graph(graph.params, graph.results[:2], graph.labels[:2]))) is None
+    inputs = forward(lambda graph: Graph(graph.params, (*graph.results[:2], graph.params[1]), graph.labels))
+    assert inputs.results[2].op is Op.PARAM and checkpoints(inputs) is None
