@@ -75,7 +75,7 @@ def load(
     """A layer (nn.Module): y, state = layer(x, state=None), x and y [B, T, dim]; dim defaults to 256, heads to the spec's.
 
     Args:
-        overrides: see `spec`. backend: auto, torch, triton, or reference for the token loop.
+        overrides: see `spec`. backend: auto, torch, native (C++ on a CPU), triton, or reference for the token loop.
 
     Raises:
         SpecError: a spec that cannot be read. ShapeError: a dim that does not fit the heads. KernelError: a backend that cannot run here.
@@ -91,7 +91,7 @@ def compile(
     """The compiled rule at fixed widths: y, state = rule(q, k, v, gates, weights, params=None, state=None).
 
     Args:
-        plan: auto, or a plan to pin. backend: auto, torch or triton.
+        plan: auto, or a plan to pin. backend: auto, torch, native (C++ on a CPU) or triton.
 
     Raises:
         SpecError: a spec that cannot be read or compiled. PlanError: a pinned plan that refuses. KernelError: see `load`.

@@ -99,13 +99,15 @@ def emit(
     key_dim: Annotated[int, typer.Option(min=1, help="Width of keys, K.")] = 64,
     value_dim: Annotated[int, typer.Option(min=1, help="Width of values, V.")] = 64,
     plan: Annotated[str, typer.Option(help="auto, or a plan to pin.")] = "auto",
-    backend: Annotated[str, typer.Option(help="auto, torch or triton.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, torch, native (C++ for CPUs) or triton.")] = "auto",
     sets: Sets = None,
     imports: Imports = None,
 ) -> None:
     """Print the code that a spec compiles to."""
+    from memkit.compiler.native_rule import NativeRule
+
     rule = memkit.compile(load(spec, sets, imports), key_dim=key_dim, value_dim=value_dim, plan=plan, backend=backend)
-    typer.echo(rule.source)
+    typer.echo(rule.native.module.source if isinstance(rule, NativeRule) else rule.source)
 
 
 def equiv(

@@ -176,6 +176,7 @@ def _machine() -> Iterator[tuple[str, str]]:
     """Devices, backends and the program that draws."""
     import torch
 
+    from memkit.compiler.native_build import compiler, obstacle
     from memkit.compiler.pipeline import compile_rule
     from memkit.drawing_dot import program
 
@@ -190,6 +191,8 @@ def _machine() -> Iterator[tuple[str, str]]:
             yield f"backend {backend}", "yes"
         except KernelError as error:
             yield f"backend {backend}", f"no: {error.got}, expected {error.expected}"
+    why = obstacle()
+    yield "backend native", f"no: {why}" if why else f"yes, compiled by {compiler()}"
     yield "drawings", f"{program('svg')}" if program("svg") else ".dot, and .html of one view, only: no Graphviz program"
 
 

@@ -19,7 +19,6 @@ from .ir import Graph
 from .kernels.lengths import Lengths, lengths, start
 from .native.text import Source, source
 from .passes import dedupe, fold, prune
-from .passes.regroup import regroup
 
 PASSES = (fold, dedupe, prune, fold, dedupe)  # nothing leaves the loop over chunks: what a chunk computes stays in the cache
 
@@ -51,7 +50,7 @@ def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     counts: dict[str, int] = {}
     stacks: dict[str, Mapping[str, str]] = {}
     for name, graph in graphs.items():
-        graph = passed(regroup(passed(graph), eq.sizes))
+        graph = passed(graph)
         params = [p.attrs["name"] for p in graph.params]
         forward, back = backward(graph, params, narrow_product)
         back = laid_out(passed(back), {p.attrs["name"]: p.axes for p in graph.params})

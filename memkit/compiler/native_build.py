@@ -39,17 +39,18 @@ def compiler() -> str | None:
     return next((path for name in candidates if (path := shutil.which(name))), None)
 
 
-def obstacle(x: torch.Tensor | None = None) -> str | None:
-    """Why C++ cannot run on x (or at all here), or None."""
+def obstacle() -> str | None:
+    """Why C++ cannot run here, or None."""
     if os.name != "posix":
         return "C++ is compiled on Linux and macOS only"
-    if compiler() is None:
-        return "no C++ compiler is installed"
-    if x is not None and x.device.type != "cpu":
+    return "no C++ compiler is installed" if compiler() is None else None
+
+
+def unfit(x: torch.Tensor) -> str | None:
+    """Why C++ cannot run on x, or None."""
+    if x.device.type != "cpu":
         return f"the tensors are on {x.device}"
-    if x is not None and x.dtype not in TYPES:
-        return f"the tensors are {x.dtype}"
-    return None
+    return None if x.dtype in TYPES else f"the tensors are {x.dtype}"
 
 
 @cache

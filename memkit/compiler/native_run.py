@@ -65,23 +65,18 @@ class Native:
     def parts(self, base: str, sizes: Sizes, bytes_each: int) -> list[tuple[int, int]]:
         """First and last chunk of the parts of which a thin function keeps the first states."""
         chunks, G, _ = sizes
-        a_chunk = max(1, self._state_numbers(base) * G * bytes_each)
+        a_chunk = max(1, self.state_numbers(base) * G * bytes_each)
         most = max(1, STACKS // 2 // a_chunk)
         return [(first, min(chunks, first + most)) for first in range(0, chunks, most)]
 
-    def _state_numbers(self, base: str) -> int:
-        """Numbers in the states of one head."""
+    def state_numbers(self, base: str) -> int:
+        """Numbers in the states of one head that a thin function spares; 0 without one."""
+        stacks = self.module.stacks.get(base, {})
         found = 0
-        for label, axes, lengths in self.module.functions[f"{base}_states"].results:
-            if label in self.module.stacks[base]:
+        for label, axes, lengths in self.module.functions[f"{base}_states"].results if stacks else ():
+            if label in stacks:
                 found += prod(length.at(1) for a, length in zip(axes, lengths, strict=True) if a not in ("n", "g"))
         return found
-
-    def saving(self, base: str, sizes: Sizes, bytes_each: int) -> str:
-        """The forward function for a backward: one that saves all states, or a thin one where they are too many."""
-        if base in self.module.stacks and self._state_numbers(base) * sizes[0] * sizes[1] * bytes_each > STACKS:
-            return f"{base}_thin"
-        return f"{base}_saving"
 
     def behind(self, base: str) -> list[str]:
         """What a thin function's backward is given: what its two functions read, and the states at the parts' starts."""
@@ -132,6 +127,11 @@ def sizes_of(axes: Sequence[tuple[str, ...]], inputs: Sequence[Tensor]) -> Sizes
     for own, x in zip(axes, inputs, strict=True):
         found |= dict(zip(own, x.shape, strict=True))
     return found["n"], found["g"], found["t"]
+
+
+def saving(base: str, state_numbers: int, sizes: Sizes, bytes_each: int) -> str:
+    """The forward function for a backward: one that saves all states, or a thin one where they are too many."""
+    return f"{base}_thin" if state_numbers * sizes[0] * sizes[1] * bytes_each > STACKS else f"{base}_saving"
 
 
 def empty(source: Source, sizes: Sizes, like: Tensor) -> dict[str, Tensor]:

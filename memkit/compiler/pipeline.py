@@ -183,7 +183,7 @@ def compile_rule(spec: LayerSpec, key_dim: int, value_dim: int, *, backend: str 
     if backend == "native":
         from .native_rule import NativeRule  # it extends CompiledRule
 
-        return NativeRule(rule, pinned=True)
+        return NativeRule(rule)
     from .triton_rule import with_kernels  # it extends CompiledRule
 
     return with_kernels(rule, pinned=backend == "triton")

@@ -218,7 +218,7 @@ def load(
         dim: D, width of x and y; 256 unless given.
         heads: H; the spec's own unless given.
         overrides: dotted path -> value, for instance {"window.size": 1, "memory": "linear"}.
-        backend: how the rule is run; auto chooses.
+        backend: how the rule is run: torch, native (C++ on a CPU), triton, or reference for the token loop; auto chooses.
 
     Raises:
         SpecError: for a spec that cannot be read or has no meaning. ShapeError: for sizes that cannot be. KernelError: for a backend

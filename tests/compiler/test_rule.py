@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from statistics import median
-
 import pytest
 import torch
-from torch import Tensor
 
 from memkit.compiler.pipeline import CompiledRule
-from memkit.inputs import values_and_gradients
 from memkit.specs.layer import LayerSpec
 from memkit.specs.reference import ReferenceRule
-from memkit.specs.rule import Rule
 from tests import laws
-from tests.cases import PRESETS, Inputs, draw, small, spec_of
+from tests.cases import PRESETS, draw, small, spec_of
 from tests.compare import assert_all_close
 from tests.compiler.agree import compiled
 
@@ -123,37 +117,7 @@ def test_states_are_interchangeable(name: str, cut: int) -> None:
         assert after.position == end.position == 9
 
 
-DRAWS = 15
-
-
-def errors(rule: Rule, inputs: Inputs, exact: dict[str, Tensor]) -> dict[str, float]:
-    """Largest distance from the float64 token loop, by name, as a share of the largest value (at least 1)."""
-    found = values_and_gradients(rule, inputs)
-    return {
-        n: (found[n].double() - want).abs().max().item() / max(1.0, want.abs().max().item()) for n, want in exact.items() if want.numel()
-    }
-
-
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("name", PRESETS)
 def test_precision(name: str, dtype: torch.dtype) -> None:
-    """No further from the float64 token loop than twice the loop in the same type, plus one rounding of the type.
-
-    The floor of one rounding: where few values enter, the loop's own error can be 0. One draw's largest errors are two samples of the same
-    spread, whose ratio passes 2 by chance, either way round; then further draws are added, and the medians over all of them compared.
-    """
-    spec = small(name)
-    rule, oracle = make(spec, 4, 4), ReferenceRule(spec, 4, 4)
-    own, same = defaultdict(list), defaultdict(list)
-    for seed in range(DRAWS):
-        narrow = draw(oracle, T=14, dtype=dtype, seed=seed)
-        exact = values_and_gradients(oracle, narrow.map(Tensor.double))
-        for found, one in ((own, rule), (same, oracle)):
-            for n, error in errors(one, narrow, exact).items():
-                assert error == error, f"{n} is not a number"
-                found[n].append(error)
-        pairs = {n: (median(own[n]), median(same[n])) for n in own}
-        far = {n: pair for n, pair in pairs.items() if pair[0] > 2 * pair[1] + torch.finfo(dtype).eps}
-        if not far:
-            return
-    raise AssertionError(f"{name}, {dtype}: (error, the loop's error) {far}")
+    laws.check_precision(make, ReferenceRule, small(name), dtype)

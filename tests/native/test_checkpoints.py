@@ -35,7 +35,7 @@ def test_results_and_gradients_are_the_same(name: str, chunks: int, monkeypatch:
     rule = preset(name)
     inputs = draw(rule, B=2, T=5 * rule.compiled.chunk + 2, H=2)
     want = values_and_gradients(rule, inputs)
-    a_chunk = rule.native._state_numbers("chunks") * inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.element_size()
+    a_chunk = rule.native.state_numbers("chunks") * inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.element_size()
     monkeypatch.setattr(native_run, "STACKS", 2 * chunks * a_chunk)
     names = called(monkeypatch)
     got = values_and_gradients(rule, inputs)
@@ -56,8 +56,9 @@ def test_parts_hold_what_half_the_bytes_hold(monkeypatch: pytest.MonkeyPatch) ->
     numbers = sum(w.numel() for w in draw(rule, B=1, T=1, H=1).weights.values()) * 2  # weights, and momentum of each
     monkeypatch.setattr(native_run, "STACKS", 2 * 3 * numbers * 2 * 8)
     assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 3), (3, 6), (6, 8)]
-    assert rule.native.saving("chunks", (6, 2, 4), 8) == "chunks_saving"
-    assert rule.native.saving("chunks", (7, 2, 4), 8) == "chunks_thin"
+    assert rule.native.state_numbers("chunks") == numbers
+    assert native_run.saving("chunks", numbers, (6, 2, 4), 8) == "chunks_saving"
+    assert native_run.saving("chunks", numbers, (7, 2, 4), 8) == "chunks_thin"
 
 
 def forward(change: Callable[[Graph], Graph] = lambda graph: graph) -> Graph:

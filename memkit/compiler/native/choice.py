@@ -135,7 +135,7 @@ def _chain(top: Node, users: Mapping[Node, Sequence[Node]], fixed: set[Node]) ->
 
 
 def _is_kept(node: Node, users: Mapping[Node, Sequence[Node]], roots: set[Node], members: set[Node]) -> bool:
-    if node.op is Op.SOLVE or (node.op is Op.DECAY and uniform(node.args[0]) is None):
+    if node.op is Op.SOLVE or (node.op is Op.DECAY and uniform(node.args[0]) not in (0.0, 1.0)):
         return True
     if keep.is_sum(node):
         return True

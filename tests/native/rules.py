@@ -1,0 +1,62 @@
+"""Rules that run C++, compiled once a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memkit.compiler.build import build
+from memkit.compiler.facts import facts
+from memkit.compiler.native_rule import PLANS, NativeRule
+from memkit.compiler.plans import choose
+from memkit.specs.layer import LayerSpec
+from memkit.specs.rule import Rule
+from tests.cases import PRESETS, Inputs, draw, small, spec_of
+from tests.compiler.agree import compiled
+
+
+def plan_of(spec: LayerSpec) -> str:
+    return choose(facts(build(Rule(spec, 4, 4))), "auto").name
+
+
+COVERED = tuple(name for name in PRESETS if plan_of(small(name)) in PLANS)
+ONE_OF_EACH_PLAN = {"swla": "linear", "titans_linear": "solve", "omeganet": "frozen", "atlas": "orthogonal"}
+
+# Widths at which large values are made in blocks, members of a team share steps, and products have several tiles each way.
+WIDE: Mapping[str, tuple[str, Mapping[str, Any], int, int]] = {
+    "linear": ("gla", {}, 70, 130),
+    "linear with a window": ("swla", {}, 33, 67),
+    "solve": ("kda", {}, 65, 72),
+    "solve with a window and momentum": ("titans_linear", {"window": {"size": 3, "gate": "input"}}, 40, 33),
+    "frozen": ("titans", {"update.chunk_size": 24}, 64, 64),
+    "frozen with a window": ("omeganet", {"window.size": 5, "update.chunk_size": 20}, 10, 10),
+    "frozen with a norm": ("ttt_mlp", {}, 34, 34),
+    "orthogonal": ("atlas", {"features": "identity", "update.chunk_size": 16, "optimizer.steps": 2}, 33, 33),
+}
+
+_RULES: dict[tuple[str, int, int, int, str], NativeRule] = {}
+
+
+def native(spec: LayerSpec, key_dim: int, value_dim: int, tile: int = 3, plan: str = "auto") -> NativeRule:
+    """A rule that runs C++, with tiles of at most `tile` tokens; the same one for the same arguments."""
+    key = (spec.model_dump_json(), key_dim, value_dim, tile, plan)
+    if key not in _RULES:
+        _RULES[key] = NativeRule(compiled(spec, key_dim, value_dim, tile, plan))
+    return _RULES[key]
+
+
+def preset(name: str) -> NativeRule:
+    """A preset cut small, with K = V = 4."""
+    return native(small(name), 4, 4)
+
+
+def wide(case: str) -> NativeRule:
+    """A rule of `WIDE`, with tiles of 24 tokens."""
+    name, overrides, key_dim, value_dim = WIDE[case]
+    return native(spec_of(name, overrides), key_dim, value_dim, tile=24)
+
+
+def drawn_wide(rule: NativeRule, tokens: int, heads: int) -> Inputs:
+    """Inputs with small steps, under which wide memories stay as large as they were."""
+    inputs = draw(rule, B=1, T=tokens, H=heads)
+    return inputs._replace(gates={n: g / 4 if n == "step_size" else g for n, g in inputs.gates.items()})
