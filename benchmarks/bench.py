@@ -9,10 +9,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import memkit
 from benchmarks.process import Worker
 from memkit.benchmark import Timing, alternate
+from memkit.compiler import native_build
+from memkit.specs.errors import KernelError
 
 Size = TypeVar("Size")
+NATIVE, TORCH = BACKENDS = ("native", "torch")
+LABELS = {NATIVE: "native", TORCH: "torch code"}
+SUFFIX = {NATIVE: "", TORCH: ", torch code"}  # behind a name
 
 
 @dataclass
@@ -93,9 +99,11 @@ class Bench:
         """One of two, by the kind of run."""
         return quick if self.quick else full
 
-    def time(self, runs: Mapping[str, Callable[[], float]], least: int = 3, most: int = 15, seconds: float = 5.0) -> dict[str, Timing]:
+    def time(
+        self, runs: Mapping[str, Callable[[], float]], least: int = 3, most: int = 15, seconds: float = 5.0, warm: int = 1
+    ) -> dict[str, Timing]:
         """Time runs in turns."""
-        return alternate(runs, least=2, most=2) if self.quick else alternate(runs, least=least, most=most, seconds=seconds)
+        return alternate(runs, least=2, most=2) if self.quick else alternate(runs, least=least, most=most, seconds=seconds, warm=warm)
 
     @contextmanager
     def ours(self) -> Iterator[Worker]:
@@ -114,6 +122,17 @@ class Bench:
             yield worker
 
 
+def backends(spec: str) -> tuple[str, ...]:
+    """What a preset is measured with, what its bars are about first: native where its plan and this machine have it, and torch."""
+    if native_build.obstacle() is not None:
+        return (TORCH,)
+    try:
+        memkit.compile(spec, key_dim=4, value_dim=4, backend=NATIVE)
+    except KernelError:
+        return (TORCH,)
+    return BACKENDS
+
+
 def load_average() -> float:
     """Processes that wanted a core in the last minute; 0 where the system does not say."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -127,6 +146,11 @@ def differ(ours: list[float], theirs: list[float]) -> float:
 def ms(seconds: float) -> str:
     """Milliseconds with three digits, seconds from 1 s on."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def cell(took: Mapping[str, Timing], name: str) -> str:
+    """The median of a run, or a dash where it was not measured."""
+    return ms(took[name].median) if name in took else "-"
 
 
 def mib(size: float) -> str:

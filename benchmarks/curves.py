@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.bench import Bench, Section, mib, ms
+from benchmarks.bench import SUFFIX, Bench, Section, backends, mib, ms
 from benchmarks.peer_sections import tiny
 from benchmarks.process import Missing, Worker
 from memkit.benchmark import pyplot
@@ -25,18 +25,23 @@ class System(NamedTuple):
 MODES = ("forward", "both")
 
 
+def own(spec: str, case: str, args: dict[str, Any]) -> list[System]:
+    """memkit's lines, one a backend."""
+    return [System(f"memkit {spec}{SUFFIX[n]}", "ours", case, {**args, "backend": n}, False) for n in backends(spec)]
+
+
 def families(b: Bench) -> dict[str, list[System]]:
     """Title of a column -> its systems."""
     d, C, H, K = b.size((64, 64, 4, 64), (8, 8, 1, 8))
     one, rows = {"d": d, "C": C}, {"H": H, "K": K}
     return {
         f"titans, 1 head, d {d}, C {C}": [
-            System("memkit titans", "ours", "titans", one, False),
+            *own("titans", "titans", one),
             System("titans-pytorch, batch_size = chunk_size", "peer_titans", "memory", {**one, "batched": True}, True),
             System("titans-pytorch, default", "peer_titans", "memory", {**one, "batched": False}, True),
         ],
         f"gated_deltanet, {H} heads, K = V = {K}": [
-            System("memkit gated_deltanet", "ours", "delta", {"spec": "gated_deltanet", **rows}, False),
+            *own("gated_deltanet", "delta", {"spec": "gated_deltanet", **rows}),
             System("transformers, torch chunk form", "peer_delta", "transformers", rows, True),
             System("torch, causal softmax attention", "ours", "attention", rows, False),
         ],
@@ -97,7 +102,7 @@ def peaks(b: Bench, system: System, mode: str, lengths: list[int]) -> list[int]:
     return found
 
 
-COLOURS = ("#0b6e99", "#d1495b", "#8a8d91")
+COLOURS = ("#0b6e99", "#7fb8d4", "#d1495b", "#8a8d91")
 UNITS = (("", "seconds", 1.0), ("_bytes", "peak memory, MiB", 2.0**-20))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import time
 from typing import Any
 
 import flops
@@ -17,24 +20,39 @@ from memkit.benchmark import draw
 TITANS = {"memory.expansion": 2, "memory.residual": False}
 
 
+def compiled(spec: str, H: int, K: int, overrides: dict[str, Any] | None = None, backend: str = "torch") -> Any:
+    """A compiled rule. Native code has run once, on one chunk: the C++ compiler has nothing left to do."""
+    found = memkit.compile(spec, key_dim=K, value_dim=K, overrides=overrides, backend=backend)
+    if backend == "native":
+        once(draw(found, found.compiled.chunk, H))
+    return found
+
+
+def once(case: Any) -> None:
+    """Run a case both ways."""
+    case.forward()
+    case.both()
+
+
 class Drawn:
     """A rule on drawn inputs."""
 
     def __init__(self, rule: Any, T: int, H: int) -> None:
         self.call = draw(rule, T, H)
         self.forward, self.both = self.call.forward, self.call.both
-        self.extra: dict[str, float] = {}
+        started = time.perf_counter()
         self.call.check()
+        self.extra: dict[str, float] = {"forward": time.perf_counter() - started}
 
     @property
     def info(self) -> dict[str, Any]:
-        """Its plan, the bytes of its state, and what a case adds."""
+        """Its plan, the bytes of its state, seconds of a first forward, and what a case adds."""
         return {"plan": self.call.rule.plan, "state_bytes": self.call.state_bytes, **self.extra}
 
 
-def rule(spec: str, T: int, H: int, K: int, V: int | None = None, overrides: dict[str, Any] | None = None) -> Drawn:
+def rule(spec: str, T: int, H: int, K: int, overrides: dict[str, Any] | None = None, backend: str = "torch") -> Drawn:
     """A compiled rule."""
-    return Drawn(memkit.compile(spec, key_dim=K, value_dim=V or K, overrides=overrides), T, H)
+    return Drawn(compiled(spec, H, K, overrides, backend), T, H)
 
 
 def loop(spec: str, T: int, H: int, K: int) -> Drawn:
@@ -42,21 +60,22 @@ def loop(spec: str, T: int, H: int, K: int) -> Drawn:
     return Drawn(memkit.reference(spec, key_dim=K, value_dim=K), T, H)
 
 
-def share(T: int, H: int, K: int, E: int, C: int) -> Drawn:
-    """titans, with the FLOPs that forward + backward needs and those that it does."""
+def share(T: int, H: int, K: int, E: int, C: int, backend: str = "torch") -> Drawn:
+    """titans, with the FLOPs that forward + backward needs and, of torch code, those that it does: products inside C++ cannot be seen."""
     overrides = {"memory.expansion": E / K, "memory.residual": False, "update.chunk_size": C}
-    found = Drawn(memkit.compile("titans", key_dim=K, value_dim=K, overrides=overrides), T, H)
-    few = draw(found.call.rule, 8 * C, H)
-    found.extra = {"needed": flops.needed(found.call.rule, T, H), "done": flops.counted(few.both) * T / (8 * C)}
+    found = Drawn(compiled("titans", H, K, overrides, backend), T, H)
+    found.extra["needed"] = flops.needed(found.call.rule, T, H)
+    if backend == "torch":
+        found.extra["done"] = flops.counted(draw(found.call.rule, 8 * C, H).both) * T / (8 * C)
     return found
 
 
 class TitansLayer(nn.Module):
     """x [B, T, d] -> [B, T, d]: the norms, projections and gates of NeuralMemory around memkit's titans, gates a token."""
 
-    def __init__(self, d: int, C: int) -> None:
+    def __init__(self, d: int, C: int, backend: str) -> None:
         super().__init__()
-        self.rule = memkit.compile("titans", key_dim=d, value_dim=d, overrides={**TITANS, "update.chunk_size": C})
+        self.rule = memkit.compile("titans", key_dim=d, value_dim=d, overrides={**TITANS, "update.chunk_size": C}, backend=backend)
         self.read_norm, self.store_norm = nn.RMSNorm(d), nn.RMSNorm(d)
         self.queries, self.keys, self.values = (nn.Linear(d, d, bias=False) for _ in range(3))
         self.gates = nn.Linear(d, 3)
@@ -70,25 +89,49 @@ class TitansLayer(nn.Module):
         return self.rule(q, k, v, gates, dict(self.start))[0].squeeze(2)
 
 
-def titans(T: int, d: int, C: int) -> Timed:
-    """The layer that does what peer_titans.memory does."""
-    layer = TitansLayer(d, C)
+def layer_case(layer: TitansLayer, T: int, d: int) -> Timed:
+    """The layer on drawn inputs."""
     x, out = torch.randn(1, T, d), torch.randn(1, T, d)
-    case = Timed(lambda x, *_: layer(x), [x, *layer.parameters()], out)
+    return Timed(lambda x, *_: layer(x), [x, *layer.parameters()], out)
+
+
+def titans(T: int, d: int, C: int, backend: str = "torch") -> Timed:
+    """The layer that does what peer_titans.memory does."""
+    layer = TitansLayer(d, C, backend)
+    if backend == "native":
+        once(layer_case(layer, C, d))
+    case = layer_case(layer, T, d)
     case.info = {"needed": flops.needed(layer.rule, T, 1)}
     return case
 
 
-def delta(spec: str, T: int, H: int, K: int) -> Timed:
+def first_call(d: int, C: int) -> Timed:
+    """titans on native code, one chunk; `info` has the seconds of its first forward + backward where no compiled code is on disk."""
+    case = layer_case(TitansLayer(d, C, "native"), C, d)
+    before = os.environ.get("MEMKIT_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MEMKIT_CACHE"] = folder
+        try:
+            started = time.perf_counter()
+            case.both()
+            case.info = {"seconds": time.perf_counter() - started}
+        finally:
+            del os.environ["MEMKIT_CACHE"]
+            if before is not None:
+                os.environ["MEMKIT_CACHE"] = before
+    return case
+
+
+def delta(spec: str, T: int, H: int, K: int, backend: str = "torch") -> Timed:
     """A linear rule on the inputs that the peers get; its gates are those the spec has. Queries are scaled as peers do it."""
-    compiled = memkit.compile(spec, key_dim=K, value_dim=K)
-    x = inputs.delta(T, H, K, channel=compiled.gates.get("retain") == (K,))
+    found = compiled(spec, H, K, backend=backend)
+    x = inputs.delta(T, H, K, channel=found.gates.get("retain") == (K,))
     x = {**x, "retain": x["log_retain"].exp(), "step_size": x["step"]}
-    names = list(compiled.gates)
-    weights = {n: torch.zeros(H, *s) for n, s in compiled.shapes.items()}
+    names = list(found.gates)
+    weights = {n: torch.zeros(H, *s) for n, s in found.shapes.items()}
 
     def run(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
-        return compiled(q * K**-0.5, k, v, dict(zip(names, gates)), weights)[0]
+        return found(q * K**-0.5, k, v, dict(zip(names, gates)), weights)[0]
 
     return Timed(run, [x["q"], x["k"], x["v"], *(x[n] for n in names)], x["out"])
 

@@ -5,33 +5,44 @@ from __future__ import annotations
 import math
 
 import memkit
-from benchmarks.bench import Bench, Section, ms
+from benchmarks.bench import BACKENDS, LABELS, SUFFIX, TORCH, Bench, Section, backends, cell, ms
 from benchmarks.process import Worker
+from memkit.benchmark import Timing
 
 WHOLE = "span"  # the plan that keeps the whole past, by its meaning
 SEQUENTIAL = "scan"
 SLOW, SHORTER = 4.0, 8  # a preset whose shorter run takes longer than so many seconds is measured at a part of both lengths
 LOOP = 2.0  # seconds that one run of the token loop should take
+LONG = 1.0  # seconds of a forward from which on a preset is run next to its loop without a run before that does not count
+NEAR = 3.0  # times the bar: a preset that is farther above it is timed once
 
 
 def window(b: Bench, s: Section) -> None:
     """omeganet with a window of 16 tokens against one of 1, same plan."""
     T, K, chunks = b.size((2048, 64, (64, 128, 256)), (64, 8, (16, 32)))
     s.title = f"omeganet, window 16 against window 1, T {T}, H 1, K = V = {K}, forward + backward"
-    s.columns = ["chunk", "plan", "window 1", "window 16", "ratio"]
-    bars = {C: s.bar(f"omeganet, chunk {C}: time with window 16 over window 1", "<=", 1.10) for C in chunks}
+    s.columns = ["chunk", "plan", "code", "window 1", "window 16", "ratio"]
+    names = backends("omeganet")
+    what = "omeganet{}, chunk {}: time with window 16 over window 1"
+    bars = {n: {C: s.bar(what.format(SUFFIX[n], C), "<=", 1.10) for C in chunks} for n in names}
+    rows: dict[str, list[list[str]]] = {n: [] for n in names}
     with b.ours() as ours:
-        for C, bar in bars.items():
+        for C in chunks:
             b.step(f"omeganet, chunk {C}")
-            sizes = [{"update.chunk_size": C, "window.size": c} for c in (1, 16)]
-            info = [ours.load(n, "ours", "rule", spec="omeganet", T=T, H=1, K=K, overrides=size) for n, size in zip(("1", "16"), sizes)]
-            took = b.time({c: ours.runner(c) for c in ("1", "16")}, least=5, seconds=8)
-            one, many = took["1"], took["16"]
-            same = info[0]["plan"] == info[1]["plan"]
-            if same:
-                bar.fill(many.median / one.median, many.best / one.best, f"{ms(many.median)} against {ms(one.median)}")
-            plans = info[0]["plan"] if same else f"{info[0]['plan']}, {info[1]['plan']}"
-            s.rows.append([str(C), plans, ms(one.median), ms(many.median), f"{many.median / one.median:.2f}"])
+            cases = {f"{n} {c}": (n, {"update.chunk_size": C, "window.size": c}) for n in names for c in (1, 16)}
+            plans = {
+                key: ours.load(key, "ours", "rule", spec="omeganet", T=T, H=1, K=K, overrides=size, backend=n)["plan"]
+                for key, (n, size) in cases.items()
+            }
+            took = b.time({key: ours.runner(key) for key in cases}, least=5, seconds=10)
+            for n in names:
+                one, many = took[f"{n} 1"], took[f"{n} 16"]
+                used = list(dict.fromkeys((plans[f"{n} 1"], plans[f"{n} 16"])))
+                if len(used) == 1:
+                    bars[n][C].fill(many.median / one.median, many.best / one.best, f"{ms(many.median)} against {ms(one.median)}")
+                ratio = f"{many.median / one.median:.2f}"
+                rows[n].append([str(C), ", ".join(used), LABELS[n], ms(one.median), ms(many.median), ratio])
+    s.rows = [row for n in names for row in rows[n]]
     s.notes.append(
         "A chunk of C tokens evaluates C + 15 keys where it had C, since the window's tokens from before the chunk are taken at the "
         "chunk's start: 23 % more for C = 64, 12 % for 128, 6 % for 256."
@@ -44,7 +55,7 @@ def lengths(b: Bench, s: Section) -> None:
     H, K = b.size((4, 16), (1, 4))
     s.title, s.columns = (
         f"Length: T {long} against T {short}, H {H}, K = V = {K}, forward + backward",
-        ["preset", "plan", f"T {short}", f"T {long}", "ratio", "state, both lengths"],
+        ["preset", "plan", f"T {short}", f"T {long}", *(f"ratio, {LABELS[n]}" for n in BACKENDS), "state, both lengths"],
     )
     time_bar = s.bar(f"every preset but those on `{WHOLE}`: T {long} over T {short}, the worst", "<=", 8.8)
     state_bar = s.bar("of these, presets whose state grows with T", "<=", 0, "")
@@ -53,22 +64,43 @@ def lengths(b: Bench, s: Section) -> None:
     with b.ours() as ours:
         for spec in bounded():
             b.step(f"{spec}, T {long}")
-            ours.load("one", "ours", "rule", spec=spec, T=short // SHORTER, H=H, K=K)
-            part = 1 if ours.runner("one")() * SHORTER < SLOW else SHORTER
-            for key, T in (("one", short // part), ("eight", long // part)):
-                ours.load(key, "ours", "rule", spec=spec, T=T, H=H, K=K)
-            took = b.time({key: ours.runner(key) for key in ("one", "eight")}, seconds=2)
-            state = [ours.ask("info", key=key)["state_bytes"] for key in ("one", "eight")]
-            one, eight = took["one"], took["eight"]
+            part, took, state = eightfold(b, ours, spec, (short, long), H, K)
+            first = next(n for n in BACKENDS if n in took)
+            one, eight = took[first]
             ratios[spec] = (eight.median / one.median, eight.best / one.best)
             grown += [spec] if state[0] != state[1] else []
             held = " / ".join(f"{n:,} B" for n in dict.fromkeys(state))
             name = spec if part == 1 else f"{spec}, an {SHORTER}th of both lengths"
-            s.rows.append([name, plan_of(spec), ms(one.median), ms(eight.median), f"{ratios[spec][0]:.2f}", held])
-            ours.ask("drop")
+            both = (f"{took[n][1].median / took[n][0].median:.2f}" if n in took else "-" for n in BACKENDS)
+            s.rows.append([name, plan_of(spec), ms(one.median), ms(eight.median), *both, held])
     worst = max(ratios, key=lambda n: ratios[n][0])
     time_bar.fill(*ratios[worst], detail=f"{worst}; {sum(r <= 8.8 for r, _ in ratios.values())} of {len(ratios)} presets are within it")
     state_bar.fill(len(grown), detail=", ".join(grown) or f"equal bytes for all {len(ratios)} presets")
+    s.notes.append("The times are those of native code, where there is one.")
+
+
+def eightfold(
+    b: Bench, ours: Worker, spec: str, tokens: tuple[int, int], H: int, K: int
+) -> tuple[int, dict[str, tuple[Timing, Timing]], list[int]]:
+    """(part of the two lengths that was measured, backend -> times at both, bytes of state at both).
+
+    Torch code of slow presets runs once and alone: no bar is about it.
+    """
+    names = backends(spec)
+    ours.load("part", "ours", "rule", spec=spec, T=tokens[0] // SHORTER, H=H, K=K)
+    part = 1 if ours.runner("part")() * SHORTER < SLOW else SHORTER
+    for n in names:
+        for T in tokens:
+            ours.load(f"{n} {T}", "ours", "rule", spec=spec, T=T // part, H=H, K=K, backend=n)
+    runs = {n: {f"{n} {T}": ours.runner(f"{n} {T}") for T in tokens} for n in names}
+    if part == 1:
+        took = b.time({key: run for own in runs.values() for key, run in own.items()}, seconds=3)
+    else:
+        took = b.time(runs[names[0]], seconds=2, warm=0)
+        took |= b.time(runs[TORCH], least=1, most=1, warm=0) if names[0] != TORCH else {}
+    state = [ours.ask("info", key=f"{names[0]} {T}")["state_bytes"] for T in tokens]
+    ours.ask("drop")
+    return part, {n: (took[f"{n} {tokens[0]}"], took[f"{n} {tokens[1]}"]) for n in names}, state
 
 
 def rate(b: Bench, s: Section) -> None:
@@ -77,21 +109,20 @@ def rate(b: Bench, s: Section) -> None:
     s.title = f"titans, T {T}, H {H}, K = V = {K}, E = {E}, C {C}, forward + backward: share of the rate of torch.bmm [512, 64, 64]"
     s.columns = ["what", "GFLOP", "time", "GFLOP/s", "share of bmm"]
     bar = s.bar(f"titans, T {T}, H {H}, K = V = {K}, E {E}: counted FLOPs over time, share of the bmm rate", ">=", 40, "%")
+    names = backends("titans")
     b.step("FLOPs a second")
     with b.ours() as ours:
         yard = ours.load("bmm", "ours", "bmm")["flops"]
-        info = ours.load("titans", "ours", "share", T=T, H=H, K=K, E=E, C=C)
-        took = b.time({"titans": ours.runner("titans"), "bmm": ours.runner("bmm")}, least=5, seconds=15)
-    layer, bmm = took["titans"], took["bmm"]
+        info = {n: ours.load(n, "ours", "share", T=T, H=H, K=K, E=E, C=C, backend=n) for n in names}
+        took = b.time({n: ours.runner(n) for n in (*names, "bmm")}, least=5, seconds=15)
+    layer, bmm, needed = took[names[0]], took["bmm"], info[TORCH]["needed"]
     top, best = yard / bmm.median, yard / bmm.best
-    bar.fill(
-        100 * info["needed"] / layer.median / top,
-        100 * info["needed"] / layer.best / best,
-        f"{info['needed'] / layer.median / 1e9:.1f} of {top / 1e9:.1f} GFLOP/s",
-    )
-    for what, count in (("products needed", info["needed"]), ("products done, some twice", info["done"])):
-        per = count / layer.median
-        s.rows.append([what, f"{count / 1e9:.1f}", ms(layer.median), f"{per / 1e9:.1f}", f"{100 * per / top:.0f} %"])
+    detail = f"{needed / layer.median / 1e9:.1f} of {top / 1e9:.1f} GFLOP/s"
+    bar.fill(100 * needed / layer.median / top, 100 * needed / layer.best / best, detail)
+    counts = [(f"products needed, {LABELS[n]}", n, needed) for n in names]
+    for what, n, count in (*counts, ("products done by torch code, some twice", TORCH, info[TORCH]["done"])):
+        per = count / took[n].median
+        s.rows.append([what, f"{count / 1e9:.1f}", ms(took[n].median), f"{per / 1e9:.1f}", f"{100 * per / top:.0f} %"])
     s.rows.append(["torch.bmm, 20 times", f"{yard / 1e9:.1f}", ms(bmm.median), f"{top / 1e9:.1f}", "100 %"])
     s.notes.append(
         "The bar counts what is needed: the matrix products of the forward graph, and twice that for the backward. What the backward "
@@ -103,27 +134,40 @@ def loop(b: Bench, s: Section) -> None:
     """Every preset, compiled, against the token loop that defines it."""
     T, H, K = b.size((2048, 4, 16), (64, 2, 4))
     s.title = f"Compiled against the token loop, T {T}, H {H}, K = V = {K}, forward + backward"
-    s.columns = ["preset", "plan", "compiled", "loop", "tokens of the loop", "ratio"]
+    labels = [LABELS[n] for n in BACKENDS]
+    s.columns = ["preset", "plan", *labels, "loop", "tokens of the loop", *(f"ratio, {label}" for label in labels)]
     bar = s.bar(f"every preset but those on `{SEQUENTIAL}`: faster than the token loop, the least", ">=", 10)
     ratios: dict[str, tuple[float, float]] = {}
     with b.ours() as ours:
         for spec in memkit.presets():
             b.step(f"{spec} and its loop")
-            ours.load("compiled", "ours", "rule", spec=spec, T=T, H=H, K=K)
-            tokens = loop_tokens(b, ours, spec, T, H, K)
-            took = b.time({"compiled": ours.runner("compiled"), "loop": ours.runner("loop")}, least=2, most=2)
-            fast, slow = took["compiled"], took["loop"]
-            scale = T / tokens
-            ratios[spec] = (scale * slow.median / fast.median, scale * slow.best / fast.best)
-            s.rows.append([spec, plan_of(spec), ms(fast.median), ms(scale * slow.median), str(tokens), f"{ratios[spec][0]:.0f}x"])
-            ours.ask("drop")
+            took, tokens = next_to_loop(b, ours, spec, (T, H, K), NEAR * bar.bar)
+            scale, slow, first = T / tokens, took["loop"], took[backends(spec)[0]]
+            ratios[spec] = (scale * slow.median / first.median, scale * slow.best / first.best)
+            times = (cell(took, n) for n in BACKENDS)
+            faster = (f"{scale * slow.median / took[n].median:.0f}x" if n in took else "-" for n in BACKENDS)
+            s.rows.append([spec, plan_of(spec), *times, ms(scale * slow.median), str(tokens), *faster])
     judged = {n: r for n, r in ratios.items() if plan_of(n) != SEQUENTIAL}
     least = min(judged, key=lambda n: judged[n][0])
     bar.fill(*judged[least], detail=f"{least}; {sum(r >= 10 for r, _ in judged.values())} of {len(judged)} presets reach it")
     s.notes.append(
         f"The loop runs on as many tokens as take about {LOOP:g} s and is scaled linearly to {T}. That favours the loop for presets "
-        f"on `{WHOLE}`, whose loop grows with the square of the length."
+        f"on `{WHOLE}`, whose loop grows with the square of the length. Presets above {NEAR * bar.bar:g}x are timed once."
     )
+
+
+def next_to_loop(b: Bench, ours: Worker, spec: str, sizes: tuple[int, int, int], far: float) -> tuple[dict[str, Timing], int]:
+    """Times of a preset's backends and of its loop, and how many tokens the loop took; one run where the ratio is above `far`."""
+    T, H, K = sizes
+    names = backends(spec)
+    info = {n: ours.load(n, "ours", "rule", spec=spec, T=T, H=H, K=K, backend=n) for n in names}
+    tokens = loop_tokens(b, ours, spec, T, H, K)
+    runs = {n: ours.runner(n) for n in (*names, "loop")}
+    took = b.time(runs, least=1, most=1, warm=int(info[names[0]]["forward"] < LONG))
+    if T / tokens * took["loop"].median / took[names[0]].median < far:
+        took |= b.time({n: runs[n] for n in (names[0], "loop")}, least=2, most=2, warm=0)
+    ours.ask("drop")
+    return took, tokens
 
 
 def loop_tokens(b: Bench, ours: Worker, spec: str, T: int, H: int, K: int) -> int:
@@ -143,23 +187,23 @@ def loop_tokens(b: Bench, ours: Worker, spec: str, T: int, H: int, K: int) -> in
 def attention(b: Bench, s: Section) -> None:
     """From which length on a layer is faster than causal softmax attention."""
     H, K, all_lengths = b.size((4, 64, (512, 1024, 2048, 4096, 8192)), (1, 8, (32, 64)))
-    specs = ("gated_deltanet", "titans")
     s.title = f"Against torch's causal softmax attention, H {H}, K = V = {K}, forward + backward"
-    s.columns = ["tokens", "attention", *specs]
-    seconds: dict[str, list[float]] = {n: [] for n in ("attention", *specs)}
+    layers = {f"{spec}{SUFFIX[n]}": (spec, n) for spec in ("gated_deltanet", "titans") for n in backends(spec)}
+    s.columns = ["tokens", "attention", *layers]
+    seconds: dict[str, list[float]] = {n: [] for n in ("attention", *layers)}
     with b.ours() as ours:
         for T in all_lengths:
             b.step(f"attention, T {T}")
             ours.load("attention", "ours", "attention", T=T, H=H, K=K)
-            for spec in specs:
-                ours.load(spec, "ours", "rule", spec=spec, T=T, H=H, K=K)
+            for name, (spec, n) in layers.items():
+                ours.load(name, "ours", "rule", spec=spec, T=T, H=H, K=K, backend=n)
             took = b.time({n: ours.runner(n) for n in seconds}, most=7, seconds=4)
             for n, t in took.items():
                 seconds[n].append(t.median)
             s.rows.append([f"{T:,}", *(ms(took[n].median) for n in seconds)])
-    for spec in specs:
-        T = crossing(list(all_lengths), seconds["attention"], seconds[spec])
-        s.notes.append(f"{spec} is faster from {T:,.0f} tokens on." if T else f"{spec} is not faster at {all_lengths[-1]:,} tokens.")
+    for name in layers:
+        T = crossing(list(all_lengths), seconds["attention"], seconds[name])
+        s.notes.append(f"{name}: faster from {T:,.0f} tokens on." if T else f"{name}: not faster at {all_lengths[-1]:,} tokens.")
 
 
 def crossing(tokens: list[int], slow: list[float], fast: list[float]) -> float | None:

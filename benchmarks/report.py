@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,20 @@ from typing import Any
 from benchmarks.bench import Bar, Section
 from benchmarks.curves import figure
 from benchmarks.process import PEERS
+from memkit.compiler import native_build
 
 COMPARED = ("titans-pytorch", "fla-core", "transformers")
+CODE = (
+    "memkit has two kinds of code here. *Native code* (backend `native`) is the rule's graphs as C++, compiled by the machine's own "
+    "compiler when first called, for every plan but `span` and `scan`; *torch code* (backend `torch`) is the same graphs as torch "
+    "operations, for every plan, and what `auto` takes on a CPU."
+)
+JUDGED = "Bars are about native code where a preset has it and the bar does not say torch code; tables show both."
 METHOD = """\
 - One run, float32, batch 1. What is compared runs in turns, A B A B, so that both meet the same machine; each ratio is of medians, after
   runs that do not count. `best runs` is the ratio of the least values: far from the
   other in a time, it says that something else held the cores.
+- C++ is compiled before anything is timed. Runs of many seconds have none before them that does not count.
 - Each side is a process of its own, garbage collected before a run, with as many threads as the machine line says. The peers live in an
   environment of their own, `benchmarks/.venv`, with the versions of `benchmarks/peers.txt`; nothing of theirs is part of memkit.
 - Forward + backward gives the gradients of every input. Inputs are drawn: unit keys and queries, retain from 0.95, momentum to 0.9, step
@@ -48,13 +58,32 @@ def versions() -> dict[str, str]:
             found[name] = version(package)
         except PackageNotFoundError:
             found[name] = "unknown"
-    return found | {name: pins[name] for name in COMPARED}
+    return found | {name: pins[name] for name in COMPARED} | {"C++ compiler": compiler()}
+
+
+@cache
+def compiler() -> str:
+    """The first line that the C++ compiler says of itself."""
+    named = native_build.compiler()
+    if named is None:
+        return "none"
+    try:
+        told = subprocess.run([named, "--version"], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return told.splitlines()[0] if told.strip() else "unknown"
+
+
+def code(why_not: str | None) -> str:
+    """What is measured of memkit."""
+    return f"{CODE} {JUDGED}" if why_not is None else f"{CODE} **No native code was measured: {why_not}. All bars are about torch code.**"
 
 
 def save(folder: Path, sections: Mapping[str, Section], command: str, threads: int) -> None:
     """Write benchmarks.json, benchmarks.md and, where there are curves, benchmarks.png."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"command": command, "machine": machine(threads), "threads": threads, "versions": versions()}
+    facts: dict[str, Any] = {"command": command, "machine": machine(threads), "threads": threads, "versions": versions()}
+    facts["no_native"] = native_build.obstacle()
     content = {**facts, "sections": {name: s.to_dict() for name, s in sections.items()}}
     (folder / "benchmarks.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     (folder / "benchmarks.md").write_text(page(facts, sections), encoding="utf-8")
@@ -75,7 +104,7 @@ def page(facts: Mapping[str, Any], sections: Mapping[str, Section]) -> str:
     bars = [bar for s in sections.values() for bar in s.bars]
     named = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     parts = ["# Benchmarks", f"`{facts['command']}` measures everything here and writes this page. {summary(bars)}"]
-    parts += [f"Machine: {facts['machine']}.  \nVersions: {named}."]
+    parts += [f"Machine: {facts['machine']}.  \nVersions: {named}.", code(facts["no_native"])]
     if any(s.quick for s in sections.values()):
         parts.append("**This is a quick run at tiny sizes: it shows that everything runs, and its numbers mean nothing.**")
     busy = [f"{n} ({s.load:.1f})" for n, s in sections.items() if s.load > facts["threads"] + 1]
