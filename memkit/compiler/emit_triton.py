@@ -19,7 +19,7 @@ from .kernels.layout import EVERY, Layout
 from .kernels.lengths import Lengths, lengths, start
 from .kernels.memory import Buffer
 from .kernels.settings import Configs, configs_for
-from .kernels.text import Source, kernel_source, wrapped
+from .kernels.text import FIRST, Source, kernel_sources, wrapped
 from .passes import BACKWARD, lodge
 
 
@@ -77,10 +77,9 @@ def _function(
 ) -> Function:  # fmt: skip
     layout = Layout(graph, known, chunk, places)
     layout.names |= set(tables.values())
-    sources = [
-        kernel_source(layout, kernel, f"{name}_{i}", configs.each if kernel.kind == EVERY else configs.loop, tables)
-        for i, kernel in enumerate(layout.kernels)
-    ]
+    sources: list[Source] = []
+    for kernel in layout.kernels:
+        sources += kernel_sources(layout, kernel, name, len(sources), configs.each if kernel.kind == EVERY else configs.loop, tables)
     return Function(name, layout, tuple(sources), results)
 
 
@@ -118,6 +117,7 @@ def head(eq: Equations, plan: str, title: str, chunk: int) -> str:
         "N chunks of at most LT tokens, g = b * H + h. What a program keeps for itself lies in `scratch` (called mine), what kernels",
         "share in arrays of their own; both are F. Products take operands of type D (precision P), systems are solved in F",
         "(precision S). nought is 0 and nil a 0 of one step: the compiler, which does not know, makes addresses where they are used.",
+        "The parts of a long kernel go on in the same scratch, for the items from `first` on.",
         '"""',
         "",
         "import torch", "import triton", "import triton.language as tl", "from torch import Tensor", "",
@@ -155,29 +155,41 @@ def _wrapper(function: Function) -> str:
             lines.append(f"    {array.name} = outside(like, {dtype}, {axes!r}, {shape})")
         else:
             lines.append(f"    {array.name} = torch.empty(({shape}), device=like.device, dtype=F)")
-    for source in function.sources:
-        lines += _launch(source, layout, function)
+    for i, source in enumerate(function.sources):
+        if source.part[0] == 0:
+            lines += _launch(function.sources[i : i + source.part[1]])
     lines.append(f"    return ({', '.join(_returned(layout))},)")
     return "\n".join(lines)
 
 
-def _launch(source: Source, layout: Layout, function: Function) -> list[str]:
+def _launch(parts: Sequence[Source]) -> list[str]:
+    """One kernel; or the parts of one, which go together through as many items as have scratch at once."""
+    source = parts[0]
     items = "N * G" if source.kind == EVERY else "G"
     axis = source.split
     splits = -(-axis[2] // axis[1]) if axis else 1
-    arguments: list[str] = []
-    names = {v for v in source.tables.values()}
-    for p in source.pointers:
-        if p != "mine":
-            arguments.append(f"how.constant({p}, like)" if p in names else p)
-    seen = dict.fromkeys(s.rsplit("_", 1)[0] for s in source.strides)
-    arguments += [f"*{p}.stride()" for p in seen]
     lines = [f"    grid = programs({items}, {source.scratch}, {splits})"]
     scratch = f"torch.empty(grid[0] * grid[1] * {source.scratch}, device=like.device, dtype=F)" if source.scratch else "like"
-    arguments += [scratch, "G", "H", "N", "LT", "0"]
+    if len(parts) == 1:
+        return lines + _call(source, "grid", [scratch])
+    lines += [
+        f"    scratch = {scratch}",
+        f"    for first in range(0, {items}, grid[0]):",
+        f"        some = (min(grid[0], {items} - first),)",
+    ]
+    for part in parts:
+        lines += ["    " + x for x in _call(part, "some", [FIRST, "scratch"])]
+    return [*lines, "    del scratch"]
+
+
+def _call(source: Source, grid: str, numbers: Sequence[str]) -> list[str]:
+    names = {v for v in source.tables.values()}
+    arguments = [f"how.constant({p}, like)" if p in names else p for p in source.pointers if p != "mine"]
+    seen = dict.fromkeys(s.rsplit("_", 1)[0] for s in source.strides if s != FIRST)
+    arguments += [*(f"*{p}.stride()" for p in seen), *numbers, "G", "H", "N", "LT", "0"]
     c = source.config
     arguments += ["D=how.D", "F=how.F", "P=how.P", "S=how.S", *(f"{name}={number}" for name, number in c.options().items())]
-    return [*lines, f"    {source.name}[grid](", *("    " + x for x in wrapped(arguments)), "    )"]
+    return [f"    {source.name}[{grid}](", *("    " + x for x in wrapped(arguments)), "    )"]
 
 
 def _returned(layout: Layout) -> Sequence[str]:

@@ -14,6 +14,7 @@ from memkit.specs.state import MemoryState
 from . import launch
 from .emit_triton import KernelModule, kernel_module
 from .kernels.settings import Configs, configs_for
+from .kernels.text import FAR
 from .launch import Kernels
 from .pipeline import Compiled, CompiledRule
 
@@ -23,7 +24,7 @@ WITHOUT = {
     "span": "it keeps every key, and its products are large enough for torch's own",
     "scan": "it takes one token after another, and each is too little work for a kernel",
 }
-LARGEST = 1 << 22  # numbers in one weight: beyond, the kept copies of one program outgrow any cache and torch's batched products win
+LARGEST = 1 << 23  # numbers in one weight, 32 MiB: beyond, one copy outgrows the cache of a device and torch's batched products win
 
 
 def refusal(compiled: Compiled) -> str | None:
@@ -35,6 +36,8 @@ def refusal(compiled: Compiled) -> str | None:
     largest = max(sizes[out] * sizes[into] for out, into in compiled.equations.weights.values())
     if largest > LARGEST:
         return f"a weight of {largest:,} numbers; one program can hold {LARGEST:,} in its part of the cache"
+    if plan == "orthogonal" and largest * compiled.chunk > FAR:
+        return f"a matrix of {largest:,} numbers for each of {compiled.chunk} tokens; in one value kernels count to {FAR:,}"
     return None
 
 

@@ -54,7 +54,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
     def run(inputs: list[Tensor], key: str, name: str, sizes: list[int]) -> list[Tensor]:
         kernels = launch._KNOWN[key]
         names = kernels.names(inputs[0].dtype != torch.bfloat16)
-        names["torch"] = SimpleNamespace(empty=guard.empty, cat=torch.cat)
+        monkeypatch.setitem(names, "torch", SimpleNamespace(empty=guard.empty, cat=torch.cat))
         return plain([guard.held(x) for x in inputs], key, name, sizes)
 
     monkeypatch.setattr(launch, "_run", run)

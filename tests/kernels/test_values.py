@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from memkit.compiler.pipeline import compile_rule
-from memkit.compiler.triton_rule import PLANS, TritonRule
+from memkit.compiler.triton_rule import PLANS, TritonRule, refusal
 from memkit.inputs import values_and_gradients
 from memkit.specs.layer import LayerSpec
 from memkit.specs.reference import ReferenceRule
@@ -108,3 +110,36 @@ def test_tiles_do_not_change_results() -> None:
         exact(SPECS["gated_deltanet"], 20, key_dim=18, value_dim=34)
     finally:
         triton_rule.configs_for = before
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet", "omeganet"])
+def test_parts_do_not_change_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long kernels in parts of few steps, for one item at a time, with scratch that only 64 bits reach."""
+    from memkit.compiler import runtime_triton
+    from memkit.compiler.kernels import text
+
+    for where, limit, value in ((text, "STEPS", 3), (text, "FAR", 64), (runtime_triton, "SCRATCH", 1)):
+        monkeypatch.setattr(where, limit, value)
+    rule = kernels(SPECS[name], 6, 6)
+    assert "part 2 of" in rule.source and re.search(r"mine \+ \(\d+ \+ zero64", rule.source) and "SCRATCH = 1 " in rule.source
+    for kernel in rule.source.split("@triton.jit")[1:]:
+        assert "along n" in kernel or len(re.findall(r"^ +# .*\]$", kernel, re.M)) <= 3
+    exact(SPECS[name], 6, prefix=2, key_dim=6, value_dim=6, heads=2)  # the rest of a chunk, and a chunk
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_no_kernel_is_longer_than_registers_allow(name: str) -> None:
+    from memkit.compiler.kernels.text import STEPS
+
+    rule = kernels(SPECS[name], K, V)
+    assert all(len(re.findall(r"^ +# .*\]$", kernel, re.M)) <= STEPS for kernel in rule.source.split("@triton.jit")[1:])
+
+
+def test_values_that_offsets_do_not_reach_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under orthogonal a value has a matrix for every token."""
+    from memkit.compiler import triton_rule
+
+    deep, flat = (compile_rule(SPECS[name], K, V, backend="torch").compiled for name in ("atlas", "titans"))
+    assert refusal(deep) is None
+    monkeypatch.setattr(triton_rule, "FAR", 64)
+    assert "for each of 4 tokens" in (refusal(deep) or "") and refusal(flat) is None

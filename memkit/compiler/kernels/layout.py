@@ -15,7 +15,7 @@ from .memory import Buffer, packed
 
 RESERVED = (
     "triton", "tl", "torch", "zero", "zero64", "G", "g", "b", "h", "n", "item", "mine", "scratch",
-    "group", "batch", "head", "groups", "heads", "N", "LT", "nought",
+    "group", "batch", "head", "groups", "heads", "N", "LT", "nought", "first", "some",
     "D", "F", "P", "S",
     "B", "H", "X", "sizes", "how", "like", "grid", *HELPERS, *(f"lane{1 << i}" for i in range(3, 13)),
 )  # fmt: skip

@@ -29,6 +29,8 @@ NARROW = Config(rows=64, cols=32, inner=16, warps=8, roots=1, sums=1)
 WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1, settle=True)  # 64 lanes a wave: 4 waves hold as much as 8 warps
 FULL = _all(LEAN)
 SHORT = replace(FULL, rows=32)
+SLIM = _all(NARROW)
+THIN = replace(SHORT, cols=32)
 # tiles of 16 tokens leave 8 warps little to do: BRIEF for a program a chunk, TURN for a loop
 BRIEF = _all(Config(rows=64, cols=32, inner=32, warps=4, roots=2, sums=1))
 TURN = replace(FULL, warps=4)
@@ -46,7 +48,7 @@ TABLE: Mapping[tuple[str, str], Configs] = {
     ("frozen", "sm_90"): Configs(FULL, PAIR),
     ("frozen", "gfx942"): Configs(WAVES, WAVES),
     ("orthogonal", "sm_80"): Configs(SHORT, SHORT),
-    ("orthogonal", "sm_90"): Configs(SHORT, SHORT),
+    ("orthogonal", "sm_90"): Configs(SLIM, SLIM),
     ("orthogonal", "gfx942"): Configs(WAVES, WAVES),
 }
 
@@ -57,6 +59,7 @@ OVER: Mapping[tuple[str, str], tuple[int, Configs]] = {
     ("solve", "sm_80"): (128, Configs(WIDE, _all(HALF))),
     ("solve", "sm_90"): (128, Configs(_all(WIDE), _all(HALF))),
     ("frozen", "sm_80"): (513, Configs(NARROW, LEAN)),
+    ("orthogonal", "sm_80"): (4097, Configs(THIN, THIN)),
 }
 BRIEFEST = 16  # tokens of a chunk that fill one tile of a product and no more
 UP_TO_BRIEFEST: Mapping[tuple[str, str], tuple[Configs, Configs]] = {  # up to an axis of 128, and beyond

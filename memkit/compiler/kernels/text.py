@@ -15,10 +15,17 @@ from .solve import solve
 from .tile import Config, Indices, Tiles, power
 from .writer import Writer
 
+FIRST = "first"  # the argument that says which item the first program of a part does
+FAR = 1 << 31  # numbers that an offset of 32 bits reaches
+STEPS = 36  # of one kernel at most: what the compiler computes at the head of a longer one stays in registers to its end, and spills
+
 
 @dataclass(frozen=True)
 class Source:
-    """One kernel. pointers, strides: its arguments in order. scratch: numbers a program keeps for itself. split: (axis, block, length)."""
+    """One kernel. pointers, strides: its arguments in order. scratch: numbers a program keeps for itself. split: (axis, block, length).
+
+    part: (i, count), where this is one of several that go on in the same scratch: a program does one item, and FIRST follows the strides.
+    """
 
     name: str
     text: str
@@ -30,20 +37,45 @@ class Source:
     helpers: frozenset[str]
     tables: dict[tuple, str]
     config: Config
+    part: tuple[int, int] = (0, 1)
 
 
-def kernel_source(layout: Layout, kernel: Kernel, name: str, config: Config, tables: dict[tuple, str]) -> Source:
-    """The text of `kernel`."""
-    return KernelText(layout, kernel, config, tables).source(name)
+def kernel_sources(layout: Layout, kernel: Kernel, name: str, first: int, config: Config, tables: dict[tuple, str]) -> list[Source]:
+    """The text of `kernel`, in parts if it has more than STEPS steps. Their names are `name` and numbers from `first` on."""
+    return KernelText(layout, kernel, config, tables).sources(name, first)
 
 
 MINE = "mine has nothing yet: "  # stands where it is not known yet whether a program keeps anything
 
 
+@dataclass(frozen=True)
+class Level:
+    """The steps of one graph. read: what each root reads; far: the roots that another step reads than the one that makes them."""
+
+    steps: list[keep.Step]
+    read: dict[Node, keep.Reads]
+    far: set[Node]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The body of one kernel, and what it needs at its head."""
+
+    place: tuple[int, int]
+    steps: list[keep.Step]
+    w: Writer
+    used: dict[str, Buffer]
+    helpers: set[str]
+    lanes: set[int]
+
+
+def new_writer(layout: Layout, tables: dict[tuple, str], depth: int) -> Writer:
+    return Writer({*layout.names, *tables.values(), *(f"{name}_{a}" for name in layout.names for a in "nbhtsk")}, depth)
+
+
 class KernelText(Tiles):
     def __init__(self, layout: Layout, kernel: Kernel, config: Config, tables: dict[tuple, str]) -> None:
-        taken = {*layout.names, *tables.values(), *(f"{name}_{a}" for name in layout.names for a in "nbhtsk")}
-        super().__init__(config, layout.tokens, Writer(taken, depth=2))
+        super().__init__(config, layout.tokens, new_writer(layout, tables, depth=2))
         self.layout, self.kernel, self.tables = layout, kernel, tables
         self.placed, self.roots, self.length = dict(layout.placed), set(layout.roots), {**layout.length}
         self.scratch = 0
@@ -54,80 +86,110 @@ class KernelText(Tiles):
 
     # ---- the whole
 
-    def source(self, name: str) -> Source:
+    def sources(self, name: str, first: int) -> list[Source]:
         loops = [n for n in self.kernel.items if n.op is Op.SCAN]
         if self.kernel.kind == LOOP and len(loops) == 1:
             self.width = split_axis(loops[0], self)
             self.split = self.width and self.width[:2]
         at = {"g": Index("g"), **({"n": Index("n")} if self.kernel.kind == EVERY else {})}
-        self.level(self.kernel.items, at)
-        self.barrier()
-        pointers = tuple(self.used)
-        strides = tuple(s for b in self.used.values() for s in b.arguments)
-        lines = [x.replace(MINE, "mine += ") for x in self.w.lines if self.scratch or MINE not in x]
-        text = self._head(name, pointers, strides) + "\n".join(lines) + "\n"
+        level = self.level(self.kernel.items)
+        count = 1 if self.kernel.kind == LOOP else max(1, -(-len(level.steps) // STEPS))
+        if count == 1:
+            self.perform(level.steps, level, at)
+            self.barrier()
+            parts = [Part((0, 1), level.steps, self.w, self.used, self.helpers, self.lanes)]
+        else:
+            parts = [self._part(level, (i, count), at) for i in range(count)]
+        return [self._source(f"{name}_{first + i}", part) for i, part in enumerate(parts)]
+
+    def _part(self, level: Level, place: tuple[int, int], at: Indices) -> Part:
+        """A kernel of its own, which finds in memory what those before it made."""
+        self.w, self.used, self.helpers, self.lanes = new_writer(self.layout, self.tables, depth=1), {}, set(), set()
+        self.dirty.clear()
+        first, last = (len(level.steps) * i // place[1] for i in (place[0], place[0] + 1))
+        steps = level.steps[first:last]
+        self.perform(steps, level, at)
+        return Part(place, steps, self.w, self.used, self.helpers, self.lanes)
+
+    def _source(self, name: str, part: Part) -> Source:
+        pointers = tuple(part.used)
+        strides = tuple(s for b in part.used.values() for s in b.arguments) + ((FIRST,) if part.place[1] > 1 else ())
+        lines = [x.replace(MINE, "mine += ") for x in part.w.lines if self.scratch or MINE not in x]
+        text = self._head(name, pointers, strides, part) + "\n".join(lines) + "\n"
         return Source(
-            name, text, self.kernel.kind, pointers, strides, self.scratch, self.width, frozenset(self.helpers), self.tables, self.config,
+            name, text, self.kernel.kind, pointers, strides, self.scratch, self.width, frozenset(part.helpers), self.tables, self.config,
+            part.place,
         )  # fmt: skip
 
-    def _head(self, name: str, pointers: Sequence[str], strides: Sequence[str]) -> str:
+    def _head(self, name: str, pointers: Sequence[str], strides: Sequence[str], part: Part) -> str:
         arguments = [p for p in pointers if p != "mine"] + list(strides) + ["scratch", "groups", "heads", "N", "LT", "nought"]
-        made = ", ".join(dict.fromkeys(n.name or n.op.value for n in self.kernel.items))
+        cut, own = part.place[1] > 1, {n for step in part.steps for n in step.roots}
+        made = ", ".join(dict.fromkeys(n.name or n.op.value for n in self.kernel.items if n in own))
         per = {EVERY: "every chunk n and head g", LOOP: "every head g, chunk after chunk"}.get(self.kernel.kind, "every head g")
         program = "tl.program_id(0)" + (" * tl.num_programs(1) + tl.program_id(1)" if self.split else "")
         count = "N * groups" if self.kernel.kind == EVERY else "groups"
         lines = [
-            "@triton.jit",
+            f'@triton.jit(do_not_specialize=["{FIRST}"])' if cut else "@triton.jit",
             f"def {name}(",
             *wrapped(arguments),
             "    D: tl.constexpr, F: tl.constexpr, P: tl.constexpr, S: tl.constexpr,",
             "):",
-            f'    """For {per}: {made[:1500]}."""',
+            f'    """For {per}{f", part {part.place[0] + 1} of {part.place[1]}" if cut else ""}: {made[:1500]}."""',
             "    zero = tl.program_id(0) * 0",
             "    zero64 = zero.to(tl.int64)",
             "    G = groups + zero64",
-            *(f"    lane{b} = tl.arange(0, {b})" for b in sorted(self.lanes)),
+            *(f"    lane{b} = tl.arange(0, {b})" for b in sorted(part.lanes)),
         ]
         if self.scratch:
             lines.append(f"    mine = scratch + ({program} + zero64) * {self.scratch}")
         if self.split:
             lines.append(f"    {self.split[0]}_start = tl.program_id(1) * {self.split[1]}")
-        lines.append(f"    for item in range(tl.program_id(0), {count}, tl.num_programs(0)):")
+        turn = []
         if self.kernel.kind == EVERY:
-            lines += ["        group = (item + zero) % groups", "        n = (item + zero64) // G"]
+            turn += ["group = (item + zero) % groups", "n = (item + zero64) // G"]
         else:
-            lines.append("        group = item + zero")
-        lines += ["        batch, head = group // heads, group % heads"]
+            turn.append("group = item + zero")
+        turn.append("batch, head = group // heads, group % heads")
         if self.scratch:
-            lines.append("        mine += nought & item")
+            turn.append("mine += nought & item")
+        if cut:
+            lines.append(f"    item = {FIRST} + tl.program_id(0)")
+        else:
+            lines.append(f"    for item in range(tl.program_id(0), {count}, tl.num_programs(0)):")
+        lines += ["    " * part.w.depth + x for x in turn]
         return "\n".join(lines) + "\n"
 
     def private(self, node: Node, more: dict[str, int] | None = None) -> Buffer:
         """Memory of this program alone for a value, with further axes in front."""
         most = {**self.layout_most(node), **(more or {})}
         strides, size = packed([*(more or {}), *(a for a in node.axes if a not in ("n", "g") and a not in (more or {}))], most)
-        buffer = Buffer("mine", strides, str(self.scratch) if self.scratch else "")
+        first = self.scratch
         self.scratch += -(-size // 32) * 32
-        return buffer
+        far = " + zero64" if self.scratch > FAR else ""
+        return Buffer("mine", strides, f"{first}{far}" if first else "")
 
     def layout_most(self, node: Node) -> dict[str, int]:
         return {a: self.most(length) for a, length in self.length[node].items()}
 
     # ---- steps
 
-    def level(self, items: Sequence[Node], at: Indices) -> None:
-        """Everything one graph makes, in steps, with a barrier before what others wrote is read."""
+    def level(self, items: Sequence[Node]) -> Level:
+        """The steps of everything that one graph makes."""
         steps = keep.schedule(
             items, self.roots, {n: self.layout_most(n) for n in items if n.op is not Op.SCAN}, (self.config.roots, self.config.sums)
         )
         owner = {n: i for i, step in enumerate(steps) for n in step.roots}
         read = {n: self.layout.reads(n) for n in items}
         far = {d for n in items for d in read[n].all if owner.get(d) != owner[n] or d in read[n].elsewhere}
+        return Level(steps, read, far)
+
+    def perform(self, steps: Sequence[keep.Step], level: Level, at: Indices) -> None:
+        """Steps of a level, with a barrier before what others wrote is read."""
         for step in steps:
-            if any(keep.source(d) in self.dirty for n in step.roots for d in read[n].all):
+            if any(keep.source(d) in self.dirty for n in step.roots for d in level.read[n].all):
                 self.barrier()
             for root in step.roots:
-                if root.op is not Op.SCAN and root not in self.placed and root in far:
+                if root.op is not Op.SCAN and root not in self.placed and root in level.far:
                     self.placed[root] = self.private(root)
             with self.w.block(""):
                 self.step(step, at)
@@ -217,7 +279,8 @@ class KernelText(Tiles):
                     self.placed[result] = self.placed[gets[i]].at(axis, here.text)
             self.dirty.clear()
             before, self.turn = self.turn, step
-            self.level(self.layout.items(body), {a: i for a, i in at.items() if a != axis})
+            level = self.level(self.layout.items(body))
+            self.perform(level.steps, level, {a: i for a, i in at.items() if a != axis})
             self.turn = before
             self.barrier()
 
