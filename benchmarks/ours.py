@@ -10,6 +10,7 @@ from typing import Any
 import flops
 import inputs
 import torch
+import torch._dynamo  # torch would import it at a first call of native code, in the middle of what is measured
 from inputs import Timed
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -98,9 +99,9 @@ def layer_case(layer: TitansLayer, T: int, d: int) -> Timed:
 def titans(T: int, d: int, C: int, backend: str = "torch") -> Timed:
     """The layer that does what peer_titans.memory does."""
     layer = TitansLayer(d, C, backend)
+    case = layer_case(layer, T, d)
     if backend == "native":
         once(layer_case(layer, C, d))
-    case = layer_case(layer, T, d)
     case.info = {"needed": flops.needed(layer.rule, T, 1)}
     return case
 

@@ -11,7 +11,6 @@ from benchmarks.process import Missing, Worker
 # (width, chunk, tokens), (bar against batch_size = chunk size, bar against the default)
 TITANS = (((64, 64, 1024), (5.0, 1.5)), ((128, 16, 4096), (20.0, 8.0)))
 SMALL = ((16, 8, 64), (16, 4, 128))
-LATER = "torch._dynamo"  # what torch itself imports at a first call, where an import has not
 DELTA, SMALL_DELTA = (4096, 8, 64), (256, 2, 16)  # tokens, heads, width
 NAIVE = {
     "deltanet": ("delta_rule", "chunkwise"),
@@ -70,8 +69,8 @@ def compiling(b: Bench, d: int, C: int) -> list[str]:
     with b.ours() as worker:
         seconds = worker.load("first", "ours", "first_call", d=d, C=C)["seconds"]
     return [
-        f"Native code is compiled once and kept on disk: the first forward + backward of d {d}, C {C} took {seconds:.1f} s, most of it "
-        "in the C++ compiler. No other time on this page has compiling in it."
+        f"Native code is compiled once and kept on disk: the first forward + backward of d {d}, C {C} took {seconds:.1f} s, almost all of "
+        "it in the C++ compiler. No other time on this page has compiling in it."
     ]
 
 
@@ -94,16 +93,15 @@ def memory(b: Bench, s: Section) -> None:
     bar.fill(theirs / ours, min(last) / min(first), f"{mib(ours)} against {mib(theirs)}")
     s.rows = [[name, mib(statistics.median(peaks)), ", ".join(map(mib, peaks))] for name, peaks in held.items()]
     s.notes.append(
-        f"The most memory a process held in two runs, less what it held after imports: memkit's code or titans-pytorch, and {LATER}, "
-        "which titans-pytorch imports and torch would import at memkit's first call. titans-pytorch's differs much from process to "
-        "process, so there are several; the least of each side gives `best runs`."
+        "The most memory a process held in two runs, less what it held after imports, torch._dynamo among them: titans-pytorch imports "
+        "it, and torch would at memkit's first call. titans-pytorch's differs much from process to process, so there are several; the "
+        "least of each side gives `best runs`."
     )
 
 
 def over_imports(worker: Worker, module: str, case: str, **args: Any) -> int:
     """Bytes of peak memory that a case adds to what its imports hold, over two runs."""
-    for name in (module, LATER):
-        worker.ask("imports", module=name)
+    worker.ask("imports", module=module)
     worker.ask("reset")
     base = worker.ask("peak")
     worker.load("case", module, case, **args)

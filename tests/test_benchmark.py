@@ -1,4 +1,4 @@
-"""The benchmarks run at tiny sizes, count what a hand counts, and write down what they found. Nothing here looks at a clock's verdict."""
+"""The benchmarks run at tiny sizes and count what a hand counts. Nothing here looks at a clock's verdict."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import memkit
-from benchmarks import cpu, own_sections, report
-from benchmarks.bench import Bar, Bench, Section, differ
-from benchmarks.curves import figure
+from benchmarks import cpu, own_sections, peer_sections
+from benchmarks.bench import BACKENDS, Bench, Section, backends, differ
 from benchmarks.process import HERE, Missing, Worker
 from memkit import benchmark
-from memkit.specs.errors import SpecError
+from memkit.compiler import native_build
+from memkit.specs.errors import KernelError, SpecError
 
 
 @pytest.fixture
@@ -39,6 +39,28 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Any:
 def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own heap is large, and collecting it before every run is most of what these tests would do."""
     monkeypatch.setattr(gc, "collect", lambda *a: 0)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled here: tests/native measures real native code."""
+    monkeypatch.setattr(native_build, "compiler", lambda: None)
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is native code, it seems: torch code under its name."""
+    real = memkit.compile
+
+    def pretend(source: Any, *, backend: str = "auto", **widths: Any) -> Any:
+        rule = real(source, backend="torch", **widths)
+        if backend == "native" and rule.plan == "span":
+            raise KernelError("backend: native", "another plan", "", "backend")
+        return rule
+
+    monkeypatch.setattr(memkit, "compile", pretend)
+    monkeypatch.setattr(native_build, "obstacle", lambda x=None: None)
 
 
 @pytest.fixture
@@ -186,6 +208,12 @@ def test_a_worker_runs_cases_and_says_what_went_wrong() -> None:
             worker.ask("run", key="a", mode="both")
 
 
+def test_backends_of_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backends("titans") == ("torch",)
+    monkeypatch.setattr(native_build, "obstacle", lambda x=None: None)
+    assert backends("titans") == BACKENDS == ("native", "torch") and backends("dot") == ("torch",)
+
+
 class Here:
     """A worker without a process."""
 
@@ -199,20 +227,91 @@ class Here:
         return lambda: self.ask("run", key=key, mode=mode)
 
 
-@pytest.mark.parametrize("name", ["window", "lengths", "rate", "loop", "attention"])
-def test_sections_of_our_own_fill_their_bars(bench: Bench, sides, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_sections.memkit, "presets", lambda: ("gla", "titans"))
+class There(Here):
+    """A peer's worker that computes what memkit does."""
+
+    def __init__(self, cases: Any) -> None:
+        self.ask = lambda do, **order: do == "imports" or cases.answer({"do": do, **order})
+
+    def load(self, key: str, module: str, case: str, **args: Any) -> dict[str, Any]:
+        if module == "peer_titans":
+            return super().load(key, "ours", "titans", **{n: args[n] for n in ("T", "d", "C")})
+        specs = {peer: spec for spec, (peer, _) in peer_sections.NAIVE.items()}
+        return super().load(key, "ours", "delta", spec=specs.get(case, "gated_deltanet"), **args)
+
+
+@pytest.fixture
+def here(sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides in this process."""
+    monkeypatch.setattr(memkit, "presets", lambda: ("gla", "dot", "titans"))
     monkeypatch.setattr(Bench, "ours", lambda self: nullcontext(Here(sides("worker").Cases())))
-    section = cpu.measured(name, bench, lambda what: None)
+    monkeypatch.setattr(Bench, "theirs", lambda self: nullcontext(There(sides("worker").Cases())))
+
+
+def measured(name: str, bench: Bench) -> Section:
+    """A section that took as many steps as it said, with full rows and bars."""
+    steps: list[str] = []
+    section = cpu.measured(name, bench, steps.append)
     assert section.rows and all(bar.value is not None for bar in section.bars), section
     assert all(len(row) == len(section.columns) for row in section.rows)
+    assert len(steps) == cpu.steps(name, bench)
+    return section
 
 
-def test_curves_without_peers_are_ours_alone(bench: Bench, sides, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", cpu.SECTIONS)
+def test_sections_have_native_code_next_to_torch_code(bench: Bench, here, pretended, name: str) -> None:
+    section = measured(name, bench)
+    said = [*section.columns, *(cell for row in section.rows for cell in row)]
+    assert any("torch code" in text for text in said)
+    assert name in ("attention", "curves") or any("native" in text for text in said)
+    assert [row[0] for row in section.rows if "-" in row] == (["dot"] if name == "loop" else [])
+    assert any("kept on disk" in note for note in section.notes) == (name == "titans")
+
+
+@pytest.mark.parametrize("name", cpu.SECTIONS)
+def test_without_a_compiler_sections_have_torch_code_alone(bench: Bench, here, name: str) -> None:
+    section = measured(name, bench)
+    columns = [i for i, label in enumerate(section.columns) if "native" in label]
+    assert all(row[i] == "-" for row in section.rows for i in columns)
+    assert not any("native" in cell for row in section.rows for cell in row)
+    assert not any("kept on disk" in note for note in section.notes)
+
+
+def test_bars_are_about_native_code_and_the_window_has_both(bench: Bench, here, pretended) -> None:
+    section = measured("window", bench)
+    assert [bar.what.split(": ")[0] for bar in section.bars] == [
+        f"omeganet{code}, chunk {C}" for code in ("", ", torch code") for C in (16, 32)
+    ]
+    assert [row[2] for row in section.rows] == ["native"] * 2 + ["torch code"] * 2
+
+
+def test_slow_presets_are_measured_at_a_part_of_both_lengths(bench: Bench, here, pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_sections, "SLOW", 0.0)
+    section = measured("lengths", bench)
+    assert [row[0] for row in section.rows] == [f"{name}, an 8th of both lengths" for name in ("gla", "titans")]
+
+
+def test_presets_near_the_bar_are_timed_again(bench: Bench, here, pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[list[str]] = []
+    real = Bench.time
+    monkeypatch.setattr(Bench, "time", lambda self, runs, **how: (timed.append(list(runs)), real(self, runs, **how))[1])
+    both, torch_alone = ["native", "torch", "loop"], ["torch", "loop"]
+    for near, want in ((0.0, [both, torch_alone, both]), (math.inf, [both, ["native", "loop"], torch_alone, torch_alone, both])):
+        timed.clear()
+        monkeypatch.setattr(own_sections, "NEAR", near)
+        measured("loop", bench)
+        assert timed[: len(want)] == want
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_curves_without_peers_are_ours_alone(bench: Bench, sides, request, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native:
+        request.getfixturevalue("pretended")
     monkeypatch.setattr(Bench, "ours", lambda self: nullcontext(Here(sides("worker").Cases())))
     section = cpu.measured("curves", bench, lambda what: None)
     labels = [label for lines in section.data["families"].values() for label in lines]
-    own = [f"memkit {spec}{code}" for spec in ("titans", "gated_deltanet") for code in ("", ", torch code")]
+    codes = ("", ", torch code") if native else (", torch code",)
+    own = [f"memkit {spec}{code}" for spec in ("titans", "gated_deltanet") for code in codes]
     assert labels == [*own, "torch, causal softmax attention"]
     assert len(section.rows) == len(labels) * len(section.data["tokens"]) and "no peers here" in section.notes[0]
 
@@ -229,56 +328,6 @@ def test_without_peers_a_section_says_so(bench: Bench, name: str) -> None:
 def test_crossing(slow, fast, want: float | None) -> None:
     found = own_sections.crossing([100, 200, 400][: len(slow)], list(slow), list(fast))
     assert found is None if want is None else found == pytest.approx(want, rel=2e-3)
-
-
-# ---- what is written
-
-
-def section() -> Section:
-    s = Section("delta", "A title", columns=["a", "b"], rows=[["1", "x|y"]], notes=["A note."])
-    s.bar("one", ">=", 2.5).fill(4.65, 4.7, "1 ms against 5 ms")
-    s.bar("two", "<=", 1.1).fill(1.18)
-    s.bar("three", ">=", 40, "%")
-    return s
-
-
-def test_bars_know_whether_they_are_reached() -> None:
-    assert [bar.reached for bar in section().bars] == [True, False, None]
-    assert Bar("x", "<=", 0, "", 0.0).reached and not Bar("x", ">=", 10, "x", math.nan).reached
-
-
-def test_the_page_has_every_bar_and_every_table(tmp_path: Path) -> None:
-    report.save(tmp_path, {"delta": section()}, "make bench", 2)
-    page = (tmp_path / "benchmarks.md").read_text()
-    for line in (
-        "| one | >= 2.5x | 4.65x | yes | 4.7x | 1 ms against 5 ms |",
-        "| two | <= 1.10x | 1.18x | **no** |  |  |",
-        "| three | >= 40 % |  | not measured |  |  |",
-        "1 of 2 bars reached; 1 not measured",
-        "## A title",
-        "| 1 | x\\|y |",
-        "A note.",
-        "`make bench`",
-        f"torch {torch.__version__}",
-        "titans-pytorch 0.",
-        "2 threads",
-    ):
-        assert line in page, line
-    assert "quick run" not in page and report.load(tmp_path) == {"delta": section()}
-
-
-def test_a_quick_run_says_that_its_numbers_mean_nothing(tmp_path: Path) -> None:
-    s = section()
-    s.quick, s.load = True, 9.0
-    report.save(tmp_path, {"delta": s}, "make bench", 2)
-    page = (tmp_path / "benchmarks.md").read_text()
-    assert "quick run" in page and "delta (9.0)" in page
-
-
-def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    line = {"forward": [1.0, 2.0], "both": [2.0, 4.0], "forward_bytes": [2**20, 2**21], "both_bytes": [2**21, 2**22]}
-    figure({"tokens": [512, 1024], "families": {"one": {"a": line, "b": line}, "two": {"a": line}}}, tmp_path / "f.png")
-    assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_unknown_sections_and_threads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memkit import cli, doctor
-from memkit.compiler import pipeline
+from memkit.compiler import native_build, pipeline
 from memkit.specs.bias import L2, Dot
 from memkit.specs.errors import KernelError
 from memkit.specs.io import load_spec
@@ -33,6 +33,15 @@ def test_the_whole_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in out for name in (*doctor.presets(), *doctor.PACKAGES, "python", "backend torch   yes"))
     count = int(out.partition(" known equivalences")[0].rpartition("of ")[2])
     assert count >= 40 and f"{count} of {count} known" in out
+
+
+@pytest.mark.parametrize(("found", "said"), [("/usr/bin/c++", "yes, compiled by /usr/bin/c++"), (None, "no: no C++ compiler is installed")])
+def test_the_compiler_is_named(
+    found: str | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native_build, "compiler", lambda: found)
+    assert doctor.run(only="linear_attention") == 0, "a backend that is asked for is no part of the machine's health"
+    assert f"backend native  {said}" in capsys.readouterr().out
 
 
 def test_one_preset(capsys: pytest.CaptureFixture[str]) -> None:

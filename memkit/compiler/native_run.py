@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -108,6 +109,18 @@ def _compilers() -> ThreadPoolExecutor:
 
 
 _KNOWN: dict[str, Native] = {}
+
+
+def _forked() -> None:
+    """A forked process has none of its parent's threads: what they were compiling is compiled anew."""
+    _compilers.cache_clear()
+    for native in _KNOWN.values():
+        native.lock = Lock()
+        native.loaded = {name: found for name, found in native.loaded.items() if found.done()}
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def native_of(compiled: Compiled, title: str, plain: dict[str, Any]) -> Native:

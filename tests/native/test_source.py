@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import memkit
+from memkit import cli
 from memkit.compiler.native_rule import NativeRule
 
 from .rules import COVERED
@@ -40,3 +41,17 @@ def test_every_preset_has_source(name: str) -> None:
         assert f"resume{kind}" in made or f"chunks{kind}" in made
     for name in made:
         assert name.removesuffix("_saving").removesuffix("_backward").removesuffix("_thin").removesuffix("_states") in made
+
+
+@pytest.mark.without_compiler
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["emit", "linear_attention", "--key-dim", "4", "--value-dim", "4", "--backend", "native"])
+    assert capsys.readouterr().out.strip() == GOLDEN.read_text(encoding="utf-8").strip()
+
+
+@pytest.mark.without_compiler
+def test_the_command_says_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["emit", "exp_attention", "--backend", "native"])
+    assert ended.value.code == 2 and "plan span" in capsys.readouterr().err
