@@ -68,7 +68,7 @@ def compiler() -> str:
     if named is None:
         return "none"
     try:
-        told = subprocess.run([named, "--version"], capture_output=True, text=True, timeout=60).stdout
+        told = subprocess.run([*named, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return told.splitlines()[0] if told.strip() else "unknown"

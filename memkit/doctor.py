@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ def _machine() -> Iterator[tuple[str, str]]:
         except KernelError as error:
             yield f"backend {backend}", f"no: {error.got}, expected {error.expected}"
     why = obstacle()
-    yield "backend native", f"no: {why}" if why else f"yes, compiled by {compiler()}"
+    yield "backend native", f"no: {why}" if why else f"yes, compiled by {shlex.join(compiler() or ())}"
     yield "drawings", f"{program('svg')}" if program("svg") else ".dot, and .html of one view, only: no Graphviz program"
 
 

@@ -32,11 +32,11 @@ SECONDS = 600  # that one compilation may take
 
 
 @cache
-def compiler() -> str | None:
-    """The C++ compiler: $CXX, or the first of c++, g++ and clang++ that is installed; None where there is none."""
+def compiler() -> tuple[str, ...] | None:
+    """The command of the C++ compiler: $CXX with its arguments, or the first of c++, g++ and clang++ that is installed; else None."""
     named = os.environ.get("CXX")
-    candidates = [shlex.split(named)[0]] if named else ["c++", "g++", "clang++"]
-    return next((path for name in candidates if (path := shutil.which(name))), None)
+    candidates = [shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]
+    return next(((path, *rest) for name, *rest in candidates if (path := shutil.which(name))), None)
 
 
 def obstacle() -> str | None:
@@ -56,7 +56,7 @@ def unfit(x: torch.Tensor) -> str | None:
 @cache
 def flags() -> tuple[str, ...]:
     """FLAGS; OpenMP where torch brought what it needs: then its threads are used, and none beside them; and $MEMKIT_CXXFLAGS."""
-    kind = "clang" if "clang" in Path(os.path.realpath(compiler() or "")).name else "g++"
+    kind = "clang" if "clang" in _call("asking the C++ compiler for its version", "--version") else "g++"
     threads = ["-fopenmp"] if hasattr(ctypes.CDLL(None), THREADS[kind]) else []
     return (*FLAGS, *threads, *shlex.split(os.environ.get("MEMKIT_CXXFLAGS", "")))
 
@@ -64,11 +64,8 @@ def flags() -> tuple[str, ...]:
 @cache
 def target() -> str:
     """What code is compiled for: the compiler's version and what -march=native stands for on this processor."""
-    named = compiler()
-    if named is None:
-        raise KernelError("backend: native, but no C++ compiler is installed", "g++ or clang++, or $CXX", "backend: torch", "backend")
-    told = [[named, "--version"], [named, *flags(), "-dM", "-E", "-x", "c++", os.devnull]]
-    return "\n".join(subprocess.run(c, capture_output=True, text=True, timeout=SECONDS, check=True).stdout for c in told)
+    asked = "asking the C++ compiler for its target"
+    return "\n".join(_call(asked, *words) for words in (["--version"], [*flags(), "-dM", "-E", "-x", "c++", os.devnull]))
 
 
 def folder() -> Path:
@@ -100,22 +97,26 @@ def _made(name: str, text: str, real: str, *objects: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         source, made, out = Path(scratch) / f"{stem}.cpp", Path(scratch) / f"{stem}.o", Path(scratch) / name
         source.write_text(text)
-        _call(stem, [*flags(), f"-Dreal={real}", f"-I{HERE}", "-c", str(source), "-o", str(made)])
+        _call(f"compiling {stem}", *flags(), f"-Dreal={real}", f"-I{HERE}", "-c", str(source), "-o", str(made))
         if objects:  # linked without -fopenmp: what that needs, torch has loaded
-            _call(stem, ["-shared", "-pthread", str(made), *map(str, objects), "-o", str(out)])
+            _call(f"linking {stem}", "-shared", "-pthread", str(made), *map(str, objects), "-o", str(out))
         os.replace(out if objects else made, path)
     return path
 
 
-def _call(stem: str, arguments: list[str]) -> None:
-    """Run the compiler."""
+def _call(task: str, *arguments: str) -> str:
+    """What the compiler prints, called with these arguments."""
+    named = compiler()
+    if named is None:
+        raise KernelError("backend: native, but no C++ compiler is installed", "g++ or clang++, or $CXX", "backend: torch", "backend")
     try:
-        done = subprocess.run([compiler() or "c++", *arguments], capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run([*named, *arguments], capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelError(f"compiling {stem}: {error}", "a C++ compiler that works", "backend: torch", "backend") from error
+        raise KernelError(f"{task}: {error}", "a C++ compiler that works", "backend: torch", "backend") from error
     if done.returncode:
-        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300])
-        raise KernelError(f"compiling {stem}: {first}", "C++ that compiles", "backend: torch", "backend")
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300].strip())
+        raise KernelError(f"{task}: {first}", "a C++ compiler that works", "backend: torch", "backend")
+    return done.stdout
 
 
 def library(name: str, source: str, dtype: torch.dtype) -> ctypes.CDLL:

@@ -95,7 +95,12 @@ class Native:
         if name.endswith("_thin"):
             for later in ("_states", "_backward"):
                 self.library(name.replace("_thin", later), dtype)
-        library = found.result()
+        try:
+            library = found.result()
+        except BaseException:
+            with self.lock:  # tried anew by the next call, which may find room on the disk or another compiler
+                self.loaded.pop((name, dtype), None)
+            raise
         run, large = getattr(library, name), library.in_large_pages
         run.restype, run.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_long,) * 4)
         large.restype, large.argtypes = None, (ctypes.c_void_p, ctypes.c_long)

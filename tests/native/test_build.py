@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def script(path: Path, text: str) -> str:
 
 
 def test_a_compiler_that_fails(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = native_build.compiler()
+    real = shlex.join(native_build.compiler() or ())
     asked = f'case "$*" in *-dM*|*--version*) exec {real} "$@";; esac\n'
     text = asked + "echo note: a warning >&2\necho x.cpp:3: error: no register left >&2\nexit 1"
     anew.setenv("CXX", script(tmp_path / "c++", text))
@@ -94,7 +95,7 @@ def test_a_compiler_that_is_none(anew: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 def test_cxx_with_arguments(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in CXX="ccache g++": the arguments are part of the command."""
-    real = native_build.compiler()
+    real = shlex.join(native_build.compiler() or ())
     log = tmp_path / "log"
     wrapper = script(tmp_path / "wrapper", f'echo "$1" >> {log}\nexec "$@"')
     anew.setenv("CXX", f"{wrapper} {real}")
@@ -221,7 +222,7 @@ def test_a_folder_that_cannot_be_written(sort: str, anew: pytest.MonkeyPatch, tm
 
 
 def test_a_library_that_does_not_load_is_named(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = native_build.compiler()
+    real = shlex.join(native_build.compiler() or ())
     text = f'case "$*" in *-shared*) ;; *) exec {real} "$@";; esac\nfor last; do :; done\necho no library > "$last"'
     anew.setenv("CXX", script(tmp_path / "c++", text))
     forget()
