@@ -55,7 +55,7 @@ def test_the_page_says_what_code_is_measured(tmp_path: Path, monkeypatch, compil
     if path:
         path.write_text("#!/bin/sh\necho cc 1.2\necho copyright\n")
         path.chmod(0o755)
-    monkeypatch.setattr(native_build, "compiler", lambda: path and str(path))
+    monkeypatch.setattr(native_build, "compiler", lambda: path and (str(path),))
     report.compiler.cache_clear()
     report.save(tmp_path, {"delta": section()}, "make bench", 2)
     report.compiler.cache_clear()

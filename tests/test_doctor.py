@@ -35,9 +35,9 @@ def test_the_whole_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert count >= 40 and f"{count} of {count} known" in out
 
 
-@pytest.mark.parametrize(("found", "said"), [("/usr/bin/c++", "yes, compiled by /usr/bin/c++"), (None, "no: no C++ compiler is installed")])
+@pytest.mark.parametrize(("found", "said"), [(("c++", "-m64"), "yes, compiled by c++ -m64"), (None, "no: no C++ compiler is installed")])
 def test_the_compiler_is_named(
-    found: str | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: tuple[str, ...] | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(native_build, "compiler", lambda: found)
     assert doctor.run(only="linear_attention") == 0, "a backend that is asked for is no part of the machine's health"

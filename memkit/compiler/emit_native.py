@@ -15,6 +15,7 @@ from .assemble import laid_out, narrow_product
 from .backward import backward
 from .build import Equations
 from .checkpoints import checkpoints
+from .emit_values import short_runs
 from .ir import Graph
 from .kernels.lengths import Lengths, lengths, start
 from .native.text import Source, source
@@ -86,11 +87,25 @@ def _head(eq: Equations, plan: str, title: str, tables: Mapping[tuple, str]) -> 
         "// product(M, N, K, A, its strides, B, its strides, C, its strides, whether to add, room).",
         '#include "functions.h"',
         '#include "solve.h"',
+        '#include "tables.h"',
         '#include "team.h"',
         "",
     ]
-    for (kind, values), name in tables.items():
-        text = ", ".join(f"real({v!r})" if kind == "constant" else str(v) for v in values)
-        lines = textwrap.fill(text, 130, initial_indent="    ", subsequent_indent="    ")
-        head += [f"static const {'real' if kind == 'constant' else 'int'} {name}[{len(values)}] = {{", lines, "};"]
-    return "\n".join(head) + "\n"
+    return "\n".join([*head, *(_table(name, kind, values) for (kind, values), name in tables.items())]) + "\n"
+
+
+def _table(name: str, kind: str, values: tuple) -> str:
+    """The statement that makes an array of constants: its numbers, or, where these go on and on evenly, its runs."""
+    runs, size = short_runs(values), len(values)
+    number = "real({!r})".format if kind == "constant" else str
+    kind = "real" if kind == "constant" else "int"
+    if runs is None:
+        begin, items = f"static const {kind} {name}[{size}]", map(number, values)
+    else:
+        begin, items = f"static constexpr Table<{kind}, {size}> {name}", (_run(number(first), *rest) for first, *rest in runs)
+    return f"{begin} = {{\n{textwrap.fill(', '.join(items), 130, initial_indent='    ', subsequent_indent='    ')}\n}};"
+
+
+def _run(first: str, count: int, step: int) -> str:
+    """What `tables.h` calls a run, without what it fills in."""
+    return "{" + ", ".join([first, *([str(count)] if count > 1 else []), *([str(step)] if step else [])]) + "}"

@@ -23,7 +23,7 @@ import torch
 
 from memkit.compiler import emit_helpers
 from memkit.compiler.emit_ops import OPS, as_tensor, slope_product
-from memkit.compiler.emit_values import ATOM, Value, permute
+from memkit.compiler.emit_values import ATOM, Value, permute, short_runs
 from memkit.compiler.ir import Graph, GraphError, Node, Op
 from memkit.compiler.lengths import length_of
 
@@ -94,8 +94,8 @@ class Module:
         """The statement that makes a constant: its values, or, where these go on and on evenly, its runs."""
         rows = values if values and isinstance(values[0], tuple) else (values,)
         flat = [x for row in rows for x in row]
-        runs = as_runs(flat) if len(flat) > 64 and not isinstance(flat[0], tuple) else flat
-        if 4 * len(runs) < len(flat):
+        runs = None if flat and isinstance(flat[0], tuple) else short_runs(flat)
+        if runs is not None:
             self.helpers.add("from_runs")
             literal = textwrap.fill(", ".join(map(repr, runs)), 116, initial_indent="    ", subsequent_indent="    ")
             shape = f".reshape({len(rows)}, -1)" if rows is values else ""
@@ -111,23 +111,6 @@ class Module:
         for _ in HELPERS:
             wanted |= {name for name in HELPERS for user in wanted if re.search(rf"(?<![\w.]){name}\(", HELPERS[user])}
         return [*(text for name, text in HELPERS.items() if name in wanted), "".join(s for _, s in self.constants.values())]
-
-
-def as_runs(values: Sequence[float]) -> list[tuple[float, int, int]]:
-    """(first, how many, step) of the runs that numbers fall into; only whole numbers rise."""
-    found: list[tuple[float, int, int]] = []
-    for value in values:
-        if found:
-            first, count, step = found[-1]
-            rise = value - first if isinstance(value, int) and isinstance(first, int) else 0 if value == first else None
-            if rise == step * count and (step or not rise):
-                found[-1] = first, count + 1, step
-                continue
-            if count == 1 and rise == 1:
-                found[-1] = first, 2, 1
-                continue
-        found.append((value, 1, 0))
-    return found
 
 
 def _helpers() -> dict[str, str]:

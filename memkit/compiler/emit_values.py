@@ -213,3 +213,26 @@ def _cut(out: Value, batch: Sequence[str], left: Sequence[str], right: Sequence[
     if len(left) > 1:
         out = out.then(f".unflatten({n}, {sizes.pop()})", axes)
     return replace(out, axes=tuple(axes), product=out.product if len(left) == len(right) == 1 else None)
+
+
+def as_runs(values: Sequence[float]) -> list[tuple[float, int, int]]:
+    """(first, how many, step) of the runs that numbers fall into; only whole numbers rise."""
+    found: list[tuple[float, int, int]] = []
+    for value in values:
+        if found:
+            first, count, step = found[-1]
+            rise = value - first if isinstance(value, int) and isinstance(first, int) else 0 if value == first else None
+            if rise == step * count and (step or not rise):
+                found[-1] = first, count + 1, step
+                continue
+            if count == 1 and rise == 1:
+                found[-1] = first, 2, 1
+                continue
+        found.append((value, 1, 0))
+    return found
+
+
+def short_runs(values: Sequence[float]) -> list[tuple[float, int, int]] | None:
+    """The runs of a long table that goes on and on evenly, or None."""
+    runs = as_runs(values)
+    return runs if len(values) > 64 and 4 * len(runs) < len(values) else None

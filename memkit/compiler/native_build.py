@@ -88,7 +88,7 @@ def _own_folder() -> Path:
 
 def _made(name: str, text: str, real: str, *objects: Path) -> Path:
     """The object file, or library with `objects`, that compiling `text` gives. Two processes may make it at once: the last one's stays."""
-    headers = "".join((HERE / h).read_text() for h in ("functions.h", "solve.h", "team.h"))
+    headers = "".join((HERE / h).read_text() for h in ("functions.h", "solve.h", "tables.h", "team.h"))
     key = hashlib.sha256("\n".join([target(), headers, text, real, *map(str, objects), *flags()]).encode()).hexdigest()[:32]
     stem, _, ending = name.rpartition(".")
     path = folder() / f"{stem}-{key}.{ending}"

@@ -15,7 +15,8 @@ from torch import Tensor
 from memkit.compiler import emit_helpers, ir
 from memkit.compiler.backward import backward
 from memkit.compiler.emit_helpers import from_runs
-from memkit.compiler.emit_torch import as_runs, compile_source, emit, emit_module
+from memkit.compiler.emit_torch import compile_source, emit, emit_module
+from memkit.compiler.emit_values import as_runs
 from memkit.compiler.interpret import run
 from memkit.compiler.ir import Graph
 from memkit.compiler.simplify import simplify

@@ -5,6 +5,7 @@
 // product(M, N, K, A, its strides, B, its strides, C, its strides, whether to add, room).
 #include "functions.h"
 #include "solve.h"
+#include "tables.h"
 #include "team.h"
 
 
