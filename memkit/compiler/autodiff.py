@@ -19,8 +19,14 @@ Contributions = Sequence[Node | None]
 ZERO = const(0.0)
 
 
-def vjp(results: Sequence[Node], cotangents: Sequence[Node | None], wrt: Sequence[Node]) -> list[Node | None]:
-    """The cotangent of each of `wrt`, given those of `results`; None stands for zero."""
+Rule = Callable[[Node, Any, Sequence[bool]], Sequence[Any]]  # a node, its cotangent, which operands are wanted -> cotangents of these
+
+
+def vjp(
+    results: Sequence[Node], cotangents: Sequence[Node | None], wrt: Sequence[Node], rules: Mapping[Op, Rule] | None = None
+) -> list[Node | None]:
+    """The cotangent of each of `wrt`, given those of `results`; None stands for zero. rules: in place of RULES."""
+    rules = RULES if rules is None else rules
     order = Graph((), tuple(results)).nodes()
     active = dependents(order, wrt)
     known = {n: n for n in (*order, *Graph((), tuple(c for c in cotangents if c is not None)).nodes())}
@@ -29,11 +35,11 @@ def vjp(results: Sequence[Node], cotangents: Sequence[Node | None], wrt: Sequenc
         if cotangent is not None and node in active:
             _accumulate(found, node, _checked(cotangent, node))
     for node in reversed(order):
-        if node not in found or node.op not in RULES:
+        if node not in found or node.op not in rules:
             continue
         known.update({g: g for g in _values(found[node])})
         wanted = [a in active for a in node.args]
-        given = RULES[node.op](node, found[node], wanted)
+        given = rules[node.op](node, found[node], wanted)
         for arg, want, grad in zip(node.args, wanted, given, strict=True):
             if want and isinstance(grad, Node):
                 _accumulate(found, arg, _stamp(_fit(grad, arg), known, node.where))
@@ -350,7 +356,7 @@ def _with_args(node: Node, args: tuple[Node, ...]) -> Node:
     return node if args == node.args else node.replace(args=args)
 
 
-RULES: Mapping[Op, Callable[[Node, Any, Sequence[bool]], Sequence[Any]]] = {
+RULES: Mapping[Op, Rule] = {
     Op.POINTWISE: _pointwise,
     Op.EINSUM: _einsum,
     Op.REDUCE: _reduce,

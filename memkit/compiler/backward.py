@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import ir
-from .autodiff import saving, vjp
+from .autodiff import Rule, saving, vjp
 from .ir import Graph, Node, Op, param
 
 
-def backward(graph: Graph, wrt: Sequence[str], keep: Callable[[Node], bool] | None = None) -> tuple[Graph, Graph]:
+def backward(
+    graph: Graph, wrt: Sequence[str], keep: Callable[[Node], bool] | None = None, rules: Mapping[Op, Rule] | None = None
+) -> tuple[Graph, Graph]:
     """(forward, backward). Forward is `graph` with what backward needs of its loops and solves as extra results.
 
     backward params: those of `graph` it uses, the saved values under their labels in forward, and "grad_" + label for
     each result. Its results are labelled by the names in `wrt` and laid out like those parameters; a missing name has a
     gradient of zero. Beside the carries of loops, solves and what a loop hands out, the values that `keep` chooses are saved; all others
-    are computed again.
+    are computed again. rules: of reverse mode, in place of the usual ones.
     """
     labels = graph.labels or tuple(f"result{i}" for i in range(len(graph.results)))
     forward = saving(graph, keep)
     cotangents = [param(f"grad_{label}", r.axes) for label, r in zip(labels, forward.results, strict=True)]
-    found = zip(wrt, vjp(forward.results, cotangents, [forward.param(n) for n in wrt]), strict=True)
+    found = zip(wrt, vjp(forward.results, cotangents, [forward.param(n) for n in wrt], rules), strict=True)
     grads = {name: ir.in_order(grad, forward.param(name).axes) for name, grad in found if grad is not None}
     inside = set(forward.nodes())
     saved: dict[Any, Node] = {}

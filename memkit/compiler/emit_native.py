@@ -20,6 +20,7 @@ from .ir import Graph
 from .kernels.lengths import Lengths, lengths, start
 from .native.text import Source, source
 from .passes import dedupe, fold, prune
+from .symmetric import SYMMETRIC
 
 PASSES = (fold, dedupe, prune, fold, dedupe)  # nothing leaves the loop over chunks: what a chunk computes stays in the cache
 
@@ -53,7 +54,7 @@ def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     for name, graph in graphs.items():
         graph = passed(graph)
         params = [p.attrs["name"] for p in graph.params]
-        forward, back = backward(graph, params, narrow_product)
+        forward, back = backward(graph, params, narrow_product, SYMMETRIC)
         back = laid_out(passed(back), {p.attrs["name"]: p.axes for p in graph.params})
         known: dict[str, Lengths] = {p.attrs["name"]: given for p in graph.params}
         made[name] = source(graph, name, known, chunk, tables)

@@ -13,7 +13,7 @@ from memkit.specs.state import MemoryState
 
 from . import native_build, runtime
 from .assemble import forward_mode
-from .native_run import native_of, operation, saving, sizes_of
+from .native_run import block, native_of, operation, saving, sizes_of
 from .pipeline import Compiled, CompiledRule
 
 PLANS = ("linear", "solve", "frozen", "orthogonal")
@@ -81,7 +81,8 @@ class NativeRule(CompiledRule):
         if not torch.compiler.is_compiling():
             self._check_memory(q, k, v, gates, state)
         forward, resume = self.calls
-        y, after = runtime.run_pieces(forward, resume, self._module["RULE"], q, k, v, gates, params, state._asdict())
+        rule = self._module["RULE"]
+        y, after = runtime.run_pieces(forward, resume, rule, q, k, v, gates, params, state._asdict(), block(rule["numbers"]))
         return y, MemoryState(**{**after, "span": None})
 
 

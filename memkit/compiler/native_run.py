@@ -27,6 +27,7 @@ from .native.text import Source
 from .pipeline import Compiled
 
 LARGE = 1 << 22  # bytes of an array that are worth large pages
+BLOCK, WEIGHTS = 32, 1 << 19  # most tokens whose weights exist at once, where they must, and most numbers in these
 STACKS = 1 << 23  # bytes of states that are all saved; of more, as many are made again at a time as take half of this
 Sizes = tuple[int, int, int]  # N, G, LT
 
@@ -134,9 +135,15 @@ def native_of(compiled: Compiled, title: str, plain: dict[str, Any]) -> Native:
 
     def make() -> NativeModule:
         graphs = {n: s.after("kernel_trick" if "kernel_trick" in dict(s.graphs) else "lower") for n, s in compiled.graphs.items()}
-        return native_module(compiled.equations, compiled.choice.name, title, graphs, compiled.chunk)
+        tokens = compiled.chunk if "chunks" in graphs else min(compiled.chunk, block(plain["RULE"]["numbers"]))
+        return native_module(compiled.equations, compiled.choice.name, title, graphs, tokens)
 
     return _KNOWN.setdefault(key, Native(key, make, re.sub(r"\W", "_", title) or "rule", plain))
+
+
+def block(numbers: int) -> int:
+    """The tokens of one call, of a spec whose weights exist a token: `numbers` in these."""
+    return max(1, min(BLOCK, WEIGHTS // numbers))
 
 
 def sizes_of(axes: Sequence[tuple[str, ...]], inputs: Sequence[Tensor]) -> Sizes:

@@ -78,11 +78,12 @@ def overlapping(x: Tensor, sizes: list[int], before: int) -> list[Tensor]:
     return found
 
 
-def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
+def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None):
     """Run a rule over q, k [B, T, H, K] and v [B, T, H, V], piece by piece.
 
     forward, resume: the emitted functions, over whole chunks and over the rest of a begun one. rule: names and sizes (dict RULE).
     state: dict of weights, slots, anchor (name -> [B, H, out, in]), keys, values [B, c - 1, H, width] and position.
+    most: tokens of one call where there is no `forward`; None: as many as a cache holds the weights of, all heads together.
     Returns y [B, T, H, V] and the state after the last token.
     """
     batch, tokens, heads = q.shape[:3]
@@ -105,7 +106,7 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state):
     ]
     outputs = []
     if forward is None:
-        most = max(1, SEGMENT // (batch * heads * rule["numbers"]))
+        most = most or max(1, SEGMENT // (batch * heads * rule["numbers"]))
         bounds = blocks(tokens, position, rule["chunk"], min(BLOCK, most))
     else:
         bounds = pieces(tokens, position, rule["chunk"], rule["semantic"])

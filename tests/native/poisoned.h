@@ -1,4 +1,5 @@
-// Scratch memory for tests: full of NaN, and followed by a page that may not be touched. Compiled in front of emitted code.
+// Scratch memory for tests: full of NaN, new for every call, and followed by a page that may not be touched. Compiled in front of
+// emitted code.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -33,3 +34,4 @@ static inline void poisoned_free(void* data) {
 
 #define aligned_alloc poisoned_alloc
 #define free poisoned_free
+#define KEPT_BYTES 0

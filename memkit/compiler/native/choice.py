@@ -14,8 +14,7 @@ from memkit.compiler.ir import Graph, Node, Op
 from memkit.compiler.kernels import keep
 from memkit.compiler.kernels.functions import COSTLY
 from memkit.compiler.simplify import uniform
-
-from .symmetric import is_symmetric
+from memkit.compiler.symmetric import is_symmetric
 
 HEAVY = 12  # reads after which a value is kept however seldom it is used
 
@@ -71,12 +70,14 @@ def is_product(node: Node) -> bool:
     return bool(rows or cols) and all(x in arg.axes for x in gone for arg in node.args)
 
 
-def positive(graph: Graph) -> Graph:
-    """x - a b as x + (-a) b, in bodies too: products only ever add."""
+def addable(graph: Graph) -> Graph:
+    """x - a b as x + (-a) b, and a product under other names as a product of operands under these, in bodies too: sums take in both."""
     users = graph.users()
 
     def change(node: Node, args: tuple[Node, ...]) -> Node:
-        body = None if node.body is None else positive(node.body)
+        body = None if node.body is None else addable(node.body)
+        if node.op is Op.RENAME and is_product(args[0]) and len(users[node.args[0]]) == 1:
+            return _renamed(args[0], node)
         if node.op is Op.POINTWISE and node.attrs["fn"] == "sub" and is_product(args[1]) and len(users[node.args[1]]) == 1:
             a, b = args[1].args
             small = b if len(b.axes) < len(a.axes) or (b.op is Op.POINTWISE and a.op is not Op.POINTWISE) else a
@@ -85,6 +86,16 @@ def positive(graph: Graph) -> Graph:
         return node if args == node.args and body is node.body else node.replace(args=args, body=body)
 
     return ir.rebuild(graph, change)
+
+
+def _renamed(product: Node, node: Node) -> Node:
+    """The product that a RENAME of a product is; what it sums gets a name that nothing else has."""
+    taken = {*node.axes, *(a for x in product.args for a in x.axes)}
+    names = dict(node.attrs["names"])
+    for axis in keep.contracted(product):
+        if axis in node.axes:
+            names[axis] = next(n for i in range(len(taken) + 1) if (n := f"{axis}{'_' * (i + 1)}") not in taken)
+    return product.replace(args=tuple(ir.rename(x, names) for x in product.args), axes=node.axes)
 
 
 def chosen(graph: Graph, results: Iterable[Node]) -> Choice:

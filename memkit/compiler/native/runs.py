@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,44 @@ def runs(f: Function, items: Sequence[Node], roots: set[Node]) -> dict[int, Run]
         else:
             start += 1
     return found
+
+
+def gathered(f: Function, items: Sequence[Node], reads: Mapping[Node, keep.Reads], roots: set[Node]) -> list[Node]:
+    """The items with a run put right behind a run that it reads, where no step that cannot join them has to come in between.
+
+    Then they are one run: what the first makes for the second is nobody else's, and never leaves the cache.
+    """
+    order = list(items)
+    sources = {node: {keep.source(r) for r in reads[node].all} for node in items}
+    for _ in items:
+        found = runs(f, order, roots).values()
+        moved = next((m for a, b in combinations(found, 2) if (m := _joined(f, order, sources, a, b, roots))), None)
+        if moved is None:
+            break
+        order = moved
+    return order
+
+
+def _joined(
+    f: Function, items: list[Node], sources: Mapping[Node, set[Node]], a: Run, b: Run, roots: set[Node]
+) -> list[Node] | None:
+    """The items with what lies between two runs before or behind both; None where there is nothing to gain, or no such order."""
+    first, between, second = items[a.first : a.last + 1], items[a.last + 1 : b.first], items[b.first : b.last + 1]
+    made, later, needed = set(first), list[Node](), list[Node]()
+    if a.axis != b.axis or not between or not any(made & sources[node] for node in second):
+        return None
+    for node in between:
+        if sources[node] & {*made, *later}:
+            later.append(node)
+    wanted = set().union(*(sources[node] for node in second))
+    for node in reversed(later):
+        if node in wanted:
+            needed.insert(0, node)
+            wanted |= sources[node]
+    if not all(_joins(f, node, a.axis, roots) for node in needed):
+        return None
+    before, after = [n for n in between if n not in later], [n for n in later if n not in needed]
+    return [*items[: a.first], *before, *first, *needed, *second, *after, *items[b.last + 1 :]]
 
 
 def _first(f: Function, node: Node) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memkit.compiler.ir import Node, Op, order_axes
 from memkit.compiler.kernels import keep
+from memkit.compiler.symmetric import is_symmetric
 from memkit.specs.errors import KernelError
 
 from . import choice
@@ -15,7 +16,6 @@ from .arena import Memory, Share
 from .choice import Choice
 from .entries import MAKERS, Entries, Index, Nest, View, plus, times
 from .products import product_of
-from .symmetric import is_symmetric
 
 if TYPE_CHECKING:
     from .text import Function

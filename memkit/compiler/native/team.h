@@ -64,14 +64,40 @@ static inline long exact_part(long size, long member, long members) { return siz
 
 static inline long fewer(long a, long b) { return a < b ? a : b; }
 
-struct Scratch {
+#ifndef KEPT_BYTES
+#define KEPT_BYTES (1L << 25)  // the largest scratch memory that waits for the next call
+#endif
+
+struct Block {
+    long numbers;
     real* data;
-    explicit Scratch(long numbers) {
+
+    explicit Block(long count) : numbers(count) {
         data = static_cast<real*>(std::aligned_alloc(64, (numbers * sizeof(real) / 64 + 1) * 64));
         if (!data) throw std::bad_alloc();
     }
-    ~Scratch() { std::free(data); }
+    ~Block() { std::free(data); }
+    Block(const Block&) = delete;
+};
+
+// Fresh memory is slow when it is first touched: what a call leaves in its slot, the next one takes from there.
+static std::atomic<Block*> spare[64];
+
+struct Scratch {
+    std::unique_ptr<Block> block;
+    const long slot;
+
+    Scratch(long numbers, long where) : slot(where % 64) {
+        block.reset(spare[slot].exchange(nullptr));
+        if (block && block->numbers >= numbers) return;
+        block.reset();
+        block.reset(new Block(numbers));
+    }
+    ~Scratch() {
+        if (block->numbers * long(sizeof(real)) <= KEPT_BYTES) block.reset(spare[slot].exchange(block.release()));
+    }
     Scratch(const Scratch&) = delete;
+    real* data() const { return block->data; }
 };
 
 // body(g, mine, room, team, member) for every head g. Returns 0, or 1 where memory ran out.
@@ -85,9 +111,9 @@ static int for_heads(long G, long threads, long numbers, long room, Body body) {
     try {
         for (long i = 0; i < teams; ++i) {
             team.emplace_back(new Team(threads / teams + (i < threads % teams)));
-            mine.emplace_back(new Scratch(numbers));
+            mine.emplace_back(new Scratch(numbers, 2 * i));
         }
-        for (long i = 0; i < threads; ++i) rooms.emplace_back(new Scratch(room));
+        for (long i = 0; i < threads; ++i) rooms.emplace_back(new Scratch(room, 2 * i + 1));
     } catch (const std::bad_alloc&) {
         return 1;
     }
@@ -95,7 +121,7 @@ static int for_heads(long G, long threads, long numbers, long room, Body body) {
         long i = 0, first = 0;
         while (who >= first + team[i]->members) first += team[i++]->members;
         for (long g = i; g < G; g += teams) {
-            body(g, mine[i]->data, rooms[who]->data, *team[i], who - first);
+            body(g, mine[i]->data(), rooms[who]->data(), *team[i], who - first);
             team[i]->wait();
         }
     };
@@ -108,7 +134,7 @@ static int for_heads(long G, long threads, long numbers, long room, Body body) {
             work(who);
         } else if (who == 0) {  // fewer came than were asked for, and members would wait for ever
             Team alone(1);
-            for (long g = 0; g < G; ++g) body(g, mine[0]->data, rooms[0]->data, alone, 0L);
+            for (long g = 0; g < G; ++g) body(g, mine[0]->data(), rooms[0]->data(), alone, 0L);
         }
     }
 #else

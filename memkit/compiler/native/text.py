@@ -33,7 +33,7 @@ class Source:
 
 def source(graph: Graph, name: str, given: Mapping[str, Lengths], tokens: int, tables: dict[tuple, str]) -> Source:
     """The C++ of `graph`, whose parameters have the lengths `given`; `tokens` is the most tokens of a chunk."""
-    return Function(settled(choice.positive(keep.unfused(graph))), given, tokens, tables).source(name)
+    return Function(settled(choice.addable(keep.unfused(graph))), given, tokens, tables).source(name)
 
 
 class Function:
@@ -75,7 +75,8 @@ class Function:
                 raise AssertionError("results are settled")
             self.views[node] = self._argument("real*", f"{label}_out", f"out[{i}]", node)
         self.adopt(self.graph)
-        self.level(self.graph, *self.items(self.graph))
+        items, reads = self.items(self.graph)
+        self.level(self.graph, runs.gathered(self, items, reads, self.choices[self.graph].roots), reads)
         wide, own = sum(self.wide), self.own_arena.peak
         head = [
             f"static void {name}_head(", "    const real* const* in, real* const* out, long N, long G, long LT, long g,",

@@ -7,7 +7,7 @@ import torch
 from memkit.compiler import ir
 from memkit.compiler.interpret import run
 from memkit.compiler.ir import Graph, Node, Op
-from memkit.compiler.native.symmetric import is_symmetric
+from memkit.compiler.symmetric import is_symmetric
 
 
 def square(x: Node) -> Node:
