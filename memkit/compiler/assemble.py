@@ -16,6 +16,7 @@ from .ir import Graph, GraphError, Node, Op
 from .passes import BACKWARD, lodge
 from .passes.loops import TOKENS
 from .plans.span import keys_look
+from .symmetric import SYMMETRIC
 
 FUNCTION = '''
 {upper}_NAMES = (  # of the inputs, of what a call saves, of the results' gradients
@@ -119,7 +120,7 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     classes = []
     for name, graph in graphs.items():
         params = [p.attrs["name"] for p in graph.params]
-        forward, back = backward(graph, params, narrow_product)
+        forward, back = backward(graph, params, narrow_product, SYMMETRIC)
         for step in BACKWARD:
             back = step(back)
         graph, forward, back = lodge(graph), lodge(forward), lodge(back)

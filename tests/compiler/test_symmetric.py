@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from memkit.compiler import ir
+from memkit.compiler.backward import backward
 from memkit.compiler.interpret import run
 from memkit.compiler.ir import Graph, Node, Op
-from memkit.compiler.symmetric import is_symmetric
+from memkit.compiler.symmetric import SYMMETRIC, is_symmetric
 
 
 def square(x: Node) -> Node:
@@ -48,3 +49,35 @@ def test_a_weighed_square_is_not() -> None:
     """x diag(c) x^T is symmetric too, but one of its operands is another value; what is not sure is computed whole."""
     x, c = ir.param("x", ("g", "v", "e")), ir.param("c", ("g", "e"))
     assert not is_symmetric(ir.einsum(ir.mul(x, c), ir.rename(x, {"v": "w"}), over=("e",)))
+
+
+def test_half_the_products_pull_the_same_gradient() -> None:
+    """Of x x^T and its square, one product each; the exact rules take two."""
+    graph = iterated(3)
+    drawn = torch.Generator().manual_seed(1)
+    values = {n: torch.randn(2, 3, 7, generator=drawn, dtype=torch.float64) for n in ("x", "grad_y")}
+    values["x"] /= 3 * values["x"].norm()
+    (plain,), (halved,) = (run(backward(graph, ["x"], rules=rules)[1], values) for rules in (None, SYMMETRIC))
+    torch.testing.assert_close(halved, plain, rtol=1e-12, atol=1e-12)
+
+    def products(rules) -> int:
+        nodes = Graph((), backward(graph, ["x"], rules=rules)[1].results).nodes()
+        return sum(n.op is Op.EINSUM for n in nodes)
+
+    assert products(None) - products(SYMMETRIC) == 6
+
+
+def test_other_products_pull_as_ever() -> None:
+    """Two polynomials of one matrix commute, and y x^T of two values has no half."""
+    x, y = ir.param("x", ("v", "e")), ir.param("y", ("v", "e"))
+    s = square(x)
+    twice = ir.rename(ir.einsum(s, ir.rename(s, {"v": "w", "w": "w2"}), over=("w",)), {"w2": "w"})
+    thrice = ir.einsum(s, ir.rename(twice, {"v": "w", "w": "u"}), over=("w",))
+    mixed = ir.einsum(y, ir.rename(x, {"v": "w"}), over=("e",))
+    graph = Graph((x, y), (thrice, mixed), ("thrice", "mixed"))
+    drawn = torch.Generator().manual_seed(2)
+    shapes = {"x": (3, 5), "y": (3, 5), "grad_thrice": (3, 3), "grad_mixed": (3, 3)}
+    values = {n: torch.randn(shape, generator=drawn, dtype=torch.float64) for n, shape in shapes.items()}
+    found = [dict(zip("xy", run(backward(graph, ["x", "y"], rules=r)[1], values), strict=True)) for r in (None, SYMMETRIC)]
+    for name in "xy":
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-12, atol=1e-12)

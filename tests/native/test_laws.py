@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from memkit.inputs import values_and_gradients
 from memkit.specs.reference import ReferenceRule
 from tests import laws
-from tests.cases import draw, small
+from tests.cases import draw, small, spec_of
 from tests.compare import assert_all_close, assert_close
 
 from .rules import COVERED, native, preset
@@ -77,3 +78,12 @@ def test_one_token_of_three_sequences(name: str) -> None:
     assert_close(inputs.run(rule)[0], inputs.run(loop)[0], laws.TOL, name)
     want, state = draw(rule, B=3, T=4, H=1).run(loop)
     assert_close(inputs.run(rule, state)[0], inputs.run(loop, state)[0], laws.TOL, name)
+
+
+@pytest.mark.parametrize("tokens", [32, 33, 77])
+def test_weights_that_exist_a_token_are_made_in_blocks(tokens: int) -> None:
+    """A chunk of 64 tokens takes two calls, which hand over slots, weights and the window's past."""
+    spec = spec_of("atlas", {"features": "identity", "window.size": 3, "update.chunk_size": 64, "optimizer.steps": 1})
+    rule, oracle = native(spec, 3, 3, tile=64), ReferenceRule(spec, 3, 3)
+    x = draw(rule, B=1, T=tokens, H=1)
+    assert_all_close(values_and_gradients(rule, x), values_and_gradients(oracle, x), 1e-9, "blocks")

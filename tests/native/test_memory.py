@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from memkit.compiler import native_build, native_run
+from memkit.compiler.native_rule import NativeRule
 from memkit.inputs import values_and_gradients
 from tests.cases import draw, small
 from tests.compare import assert_all_close
+from tests.compiler.agree import compiled
 
-from .conftest import POISONED
+from .conftest import POISONED, forget
 from .rules import COVERED, ONE_OF_EACH_PLAN, native, preset
 
 BAND = 257  # numbers on each side of an array, which then begins at no whole vector
@@ -72,6 +74,20 @@ def test_inputs_stay_as_they_are() -> None:
 def test_arrays_at_the_border_of_memory(names: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-m", "tests.native.fences", *names], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "nothing strayed" in done.stdout, done.stdout[-200:] + done.stderr[-3000:]
+
+
+def test_scratch_memory_waits_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter and longer calls, other numbers of heads, and the numbers that the last call left."""
+    monkeypatch.setenv("MEMKIT_CXXFLAGS", "-O0")
+    monkeypatch.setattr(native_run, "_KNOWN", {})
+    forget()
+    for name in ONE_OF_EACH_PLAN:
+        rule, plain = NativeRule(compiled(small(name), 4, 4, 3)), compiled(small(name), 4, 4, 3)
+        for tokens, heads in ((9, 2), (40, 1), (5, 3)):
+            x = draw(rule, B=1, T=tokens, H=heads)
+            assert_all_close(values_and_gradients(rule, x), values_and_gradients(plain, x), 1e-9, name)
+    monkeypatch.undo()
+    forget()
 
 
 def test_scratch_memory_is_poisoned_in_these_tests() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import memkit
 from memkit import cli
+from memkit.compiler import native_run
 from memkit.compiler.native_rule import NativeRule
 
 from .rules import COVERED
@@ -41,6 +42,23 @@ def test_every_preset_has_source(name: str) -> None:
         assert f"resume{kind}" in made or f"chunks{kind}" in made
     for name in made:
         assert name.removesuffix("_saving").removesuffix("_backward").removesuffix("_thin").removesuffix("_states") in made
+
+
+@pytest.mark.without_compiler
+@pytest.mark.parametrize("name", ["atlas", "atlas_plus"])
+def test_an_iteration_stays_with_its_member(name: str) -> None:
+    """Forward and backward of Newton-Schulz are one loop: no matrix in between lies where other tokens' matrices lie."""
+    text = source(name, 16).partition('extern "C" int resume_saving')[2]
+    calls = re.findall(r"product_upper\((.*)\);", text)
+    assert len(calls) >= 10 and not any("* " in part for call in calls for part in call.split(", ")), calls
+
+
+@pytest.mark.without_compiler
+def test_scratch_memory_does_not_grow_with_the_weights() -> None:
+    """Wide memories are made a few tokens at a time: 64 tokens of this one's would take gigabytes."""
+    assert [native_run.block(numbers) for numbers in (1, 1 << 14, 1 << 17, 1 << 25)] == [32, 32, 4, 1]
+    numbers = [int(n) for n in re.findall(r"for_heads\(G, threads, (\d+)", source("atlas", 64))]
+    assert max(numbers) < 24 * 549120, numbers
 
 
 @pytest.mark.without_compiler
