@@ -106,8 +106,8 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None):
     ]
     outputs = []
     if forward is None:
-        most = most or max(1, SEGMENT // (batch * heads * rule["numbers"]))
-        bounds = blocks(tokens, position, rule["chunk"], min(BLOCK, most))
+        most = most or max(1, min(BLOCK, SEGMENT // (batch * heads * rule["numbers"])))
+        bounds = blocks(tokens, position, rule["chunk"], most)
     else:
         bounds = pieces(tokens, position, rule["chunk"], rule["semantic"])
     sizes = [stop - start for start, stop, _ in bounds]
