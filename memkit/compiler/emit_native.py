@@ -19,10 +19,10 @@ from .emit_values import short_runs
 from .ir import Graph
 from .kernels.lengths import Lengths, lengths, start
 from .native.text import Source, source
-from .passes import dedupe, fold, prune
+from .passes import absorb, dedupe, fold, prune
 from .symmetric import SYMMETRIC
 
-PASSES = (fold, dedupe, prune, fold, dedupe)  # nothing leaves the loop over chunks: what a chunk computes stays in the cache
+PASSES = (fold, dedupe, prune, fold, dedupe, absorb)  # nothing leaves the loop over chunks: what a chunk computes stays in the cache
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from memkit.compiler import ir
 from memkit.compiler.backward import backward
 from memkit.compiler.interpret import run
 from memkit.compiler.ir import Graph, Node, Op
+from memkit.compiler.passes.absorb import absorb
 from memkit.compiler.passes.dedupe import dedupe
 from memkit.compiler.passes.fold import fold
 from memkit.compiler.passes.fuse import fuse
@@ -27,8 +28,8 @@ from memkit.compiler.verify import check
 from .random_graphs import inputs, random_graph
 
 Pass = Callable[[Graph], Graph]
-PASSES: tuple[Pass, ...] = (fold, dedupe, prune, hoist, sink, fuse, lodge)
-SIZES = {"n": 3, "g": 2, "t": 4, "s": 4, "u": 4, "j": 1, "k": 5, "f": 5, "v": 3}
+PASSES: tuple[Pass, ...] = (fold, dedupe, prune, hoist, sink, fuse, lodge, absorb)
+SIZES = {"n": 3, "g": 2, "t": 4, "s": 4, "u": 4, "j": 1, "k": 5, "f": 5, "v": 3, "w": 3}
 
 
 def by_name(graph: Graph, values: dict[str, Tensor]) -> list[Tensor]:
@@ -385,6 +386,41 @@ def test_fold_moves_numbers_out_of_products() -> None:
         return %3
         """,
     )
+
+
+def test_absorb_makes_one_product() -> None:
+    """Newton-Schulz: a x + m x."""
+    x, m = ir.param("x", ("g", "v", "k")), ir.param("m", ("g", "v", "w"))
+    graph = Graph((x, m), (ir.add(ir.mul(ir.const(3.0), x), ir.einsum(m, ir.rename(x, {"v": "w"}), over=("w",))),))
+    golden(
+        absorb,
+        graph,
+        """
+        %0 : [g,v,k] = param(name=x)
+        %1 : [g,v,w] = param(name=m)
+        %2 : [v,w] = select(%1, axis=g, index=0)
+        %3 : [v] = select(%2, axis=w, index=0)
+        %4 : [v] = expand(0, %3)
+        %5 I : [v,w] = decay(%4, axis=v, new=w)
+        %6 : [v,w] = mul(3, %5)
+        %7 : [g,v,w] = add(%1, %6)
+        %8 x : [g,w,k] = rename(%0, v->w)
+        %9 : [g,v,k] = einsum(%7, %8)
+        return %9
+        """,
+    )
+
+
+@pytest.mark.parametrize("other", ["another value", "another axis", "read twice", "no number"])
+def test_absorb_leaves_other_sums_alone(other: str) -> None:
+    x, m, y = ir.param("x", ("g", "v", "w")), ir.param("m", ("g", "v", "u")), ir.param("y", ("g", "v", "w"))
+    product = ir.einsum(m, ir.rename(x, {"v": "u"}), over=("u",))
+    if other == "another axis":  # m x^T
+        product = ir.einsum(m, ir.rename(x, {"v": "w", "w": "u"}), over=("u",))
+    multiple = ir.mul(y if other == "no number" else ir.const(2.0), y if other == "another value" else x)
+    results = (ir.add(multiple, product), *([product] if other == "read twice" else []))
+    graph = Graph((x, m, y), results)
+    assert absorb(graph) is graph
 
 
 def test_fold_knows_windows_of_one_slot() -> None:

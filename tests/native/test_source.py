@@ -50,6 +50,7 @@ def test_an_iteration_stays_with_its_member(name: str) -> None:
     """Forward and backward of Newton-Schulz are one loop: no matrix in between lies where other tokens' matrices lie."""
     text = source(name, 16).partition('extern "C" int resume_saving')[2]
     calls = re.findall(r"product_upper\((.*)\);", text)
+    assert "turned(64, 64, " in text, "what is read across its rows is turned first"
     assert len(calls) >= 10 and not any("* " in part for call in calls for part in call.split(", ")), calls
 
 

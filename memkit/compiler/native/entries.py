@@ -96,7 +96,7 @@ WORDS = (
     "cos", "default", "delete", "do", "double", "else", "enum", "exp", "fewer", "float", "for", "for_heads", "g", "goto", "if",
     "in", "int", "log", "long", "main", "member", "members", "mine", "new", "not", "or", "out", "part", "private", "product",
     "product_room", "public", "real", "register", "return", "room", "short", "signed", "sin", "sizeof", "solve", "sqrt", "static",
-    "struct", "switch", "team", "template", "this", "try", "typedef", "union", "unsigned", "using", "void", "volatile", "wait",
+    "struct", "switch", "team", "template", "this", "try", "turned", "typedef", "union", "unsigned", "using", "void", "volatile", "wait",
     "while", "wide", "xor",
 )  # fmt: skip
 
@@ -130,14 +130,29 @@ class Nest:
         return found + self.after[0]
 
 
+class Square(NamedTuple):
+    """The two innermost loops of a nest that goes through a whole matrix: variables and lengths of rows and columns."""
+
+    row: str
+    rows: int
+    column: str
+    columns: int
+
+
 class Entries:
-    """Makes entries inside one nest. views: where kept values lie. tables: arrays of constants, by kind and values."""
+    """Makes entries inside one nest. views: where kept values lie. tables: arrays of constants, by kind and values.
+
+    square: set where `room` is free, for copies of matrices that would be read across their rows.
+    """
+
+    square: Square | None = None
 
     def __init__(
         self, nest: Nest, views: Mapping[Node, View], length: Mapping[Node, Lengths], names: Names, tables: dict[tuple, str]
     ) -> None:
         self.nest, self.views, self.length, self.names, self.tables = nest, views, length, names, tables
         self.reads: list[tuple[View, dict[str, Index]]] = []
+        self.copies: dict[str, int] = {}
 
     def value(self, node: Node, at: Indices) -> Value:
         """The text of `node` at these indices."""
@@ -162,8 +177,21 @@ class Entries:
         uses = frozenset().union(*(i.uses for i in own.values()))
         guard = both(*(i.guard for i in own.values()))
         pointer = view.pointer if re.fullmatch(r"\w+", view.pointer) else f"({view.pointer})"
-        text = f"{pointer}[{view.offset(own)}]"
+        text = (not guard and self._turned(view, own)) or f"{pointer}[{view.offset(own)}]"
         return self.bound(Value(f"({guard} ? {text} : real(0))" if guard else text, uses))
+
+    def _turned(self, view: View, own: Indices) -> str:
+        """An entry of a matrix that lies column by column, from a copy that lies row by row; "" for all else."""
+        q = self.square
+        along = {own[a].text: s for a, s in view.strides.items() if s != "0" and own[a].uses}
+        if q is None or set(along) != {q.row, q.column} or along[q.row] != "1" or not along[q.column].isdigit():
+            return ""
+        start = plus(view.pointer, view.offset({a: Index("0") if i.uses else i for a, i in own.items()}))
+        place = self.copies.setdefault(start, len(self.copies) * q.rows * q.columns)
+        call = f"turned({q.columns}, {q.rows}, {start}, {along[q.column]}, {plus('room', str(place))});"
+        if call not in self.nest.lines[-3]:
+            self.nest.lines[-3].append(call)
+        return f"room[{plus(str(place), times(q.row, str(q.columns)), q.column)}]"
 
     def bound(self, value: Value, hint: str = "x") -> Value:
         """The value under a name, made as far out as it can be, unless it is short and made in the innermost loop."""

@@ -14,7 +14,7 @@ from memkit.specs.errors import KernelError
 from . import choice
 from .arena import Memory, Share
 from .choice import Choice
-from .entries import MAKERS, Entries, Index, Nest, View, plus, times
+from .entries import MAKERS, Entries, Index, Nest, Square, View, plus, times
 from .products import product_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ BLOCK = 4096  # numbers of a large value that are made at a time
 FAR = 256  # numbers between two entries of an axis that threads may share anywhere: no vector, and no line of the cache, holds both
 ROWS = 64  # from this length on, an axis is split before those behind it, whose entries lie closer together
 SMALL = 1024  # entries of a value, times those of a sum, that one member of a team makes alone
+FEW = 16  # rows and columns of a matrix that is copied to be read along its rows
+ROOM, HEAVY = 65536, choice.HEAVY  # numbers of `room`, as in products.cpp; the most reads of an entry
 ALL = None  # a share that is none: entries of other members, too
 
 
@@ -103,6 +105,15 @@ class Step:
 
     def entries(self, nest: Nest) -> Entries:
         return Entries(nest, Views(self.f), self.f.length, self.f.names, self.f.tables)
+
+    def square(self, at: Mapping[str, Index]) -> Square | None:
+        """The loops over the last two axes of a run's step, where these are long enough for copies to pay."""
+        last = self.f.own(self.node)[-2:]
+        sizes = [self.sizes[a] for a in last]
+        if self.f.run is None or len(last) < 2 or not all(s.isdigit() and int(s) >= FEW for s in sizes):
+            return None
+        rows, columns = map(int, sizes)
+        return Square(at[last[0]].text, rows, at[last[1]].text, columns) if HEAVY * rows * columns <= ROOM else None
 
     # ---- what was read and written
 
@@ -202,6 +213,7 @@ def _entries(made: Step, terms: Sequence[Node]) -> list[str]:
     nest, node = Nest(), made.node
     at = made.enter(nest, made.f.own(node))
     entries = made.entries(nest)
+    entries.square = made.square(at)
     if terms == [node]:
         text = MAKERS[node.op](entries, node, at).text
     else:
