@@ -135,7 +135,13 @@ class CompiledRule(Rule):
         )
         graphs = {name: stages.last for name, stages in self.compiled.graphs.items()}
         rows += report(self.compiled.equations, known, choice.name, graphs, self.compiled.chunk)
-        return "\n".join([*rows, f"backend: {self.backend}"])
+        rows.append(f"backend: {self.backend}")
+        if self.backend.startswith("torch"):
+            from . import native_build, native_rule  # it extends this class
+
+            why = native_rule.refusal(self.compiled) or native_build.obstacle()
+            rows.append(f"  not native: {why}" if why else "  native: runs C++ on CPU tensors, where it is asked for")
+        return "\n".join(rows)
 
 
 _CACHE: dict[tuple[Any, ...], Compiled] = {}

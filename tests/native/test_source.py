@@ -69,6 +69,14 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == GOLDEN.read_text(encoding="utf-8").strip()
 
 
+@pytest.mark.parametrize(("name", "line"), [("titans", "  native: runs C++ on CPU"), ("dot", "  not native: plan span has none")])
+def test_explain_says_where_there_is_cpp(name: str, line: str) -> None:
+    told = memkit.compile(name, key_dim=4, value_dim=4).explain()
+    assert line in told.partition("\nbackend: torch")[2]
+    if line.startswith("  native"):
+        assert memkit.compile(name, key_dim=4, value_dim=4, backend="native").explain().endswith("\nbackend: native")
+
+
 @pytest.mark.without_compiler
 def test_the_command_says_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
