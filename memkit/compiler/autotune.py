@@ -59,7 +59,7 @@ def wanted() -> bool:
 
 def candidates(table: Configs, target: str, single: bool) -> tuple[Configs, ...]:
     """The table's configurations; then those that ship for other plans on the target, and the table's with one size changed."""
-    shipped = [] if single else [c for (_, other), c in TABLE.items() if other == target]
+    shipped = [] if single else [c for (_, other), c in TABLE.items() if other == target and c.loop.exact == table.loop.exact]
     changed = [Configs(change(table.loop), change(table.each)) for change in CHANGES]
     return tuple(dict.fromkeys((table, *shipped, *changed)))[:FEW]
 

@@ -115,7 +115,7 @@ def head(eq: Equations, plan: str, title: str, chunk: int) -> str:
     rows = [
         f'"""{title}: Triton kernels of plan {plan}, {sizes}.', "",
         "N chunks of at most LT tokens, g = b * H + h. What a program keeps for itself lies in `scratch` (called mine), what kernels",
-        "share in arrays of their own; both are F. Products take operands of type D (precision P), systems are solved in F",
+        "share in arrays of their own; both are F. Products take operands of the type they name (precision P), systems are solved in F",
         "(precision S). nought is 0 and nil a 0 of one step: the compiler, which does not know, makes addresses where they are used.",
         "The parts of a long kernel go on in the same scratch, for the items from `first` on.",
         '"""',

@@ -28,14 +28,14 @@ LEAN = Config(rows=64, cols=64, inner=16, warps=8, roots=1, sums=1)  # one sum a
 NARROW = Config(rows=64, cols=32, inner=16, warps=8, roots=1, sums=1)
 WAVES = Config(rows=32, cols=64, inner=32, warps=4, roots=2, sums=1, settle=True)  # 64 lanes a wave: 4 waves hold as much as 8 warps
 FULL = _all(LEAN)
-SHORT = replace(FULL, rows=32)
-SLIM = _all(NARROW)
-THIN = replace(SHORT, cols=32)
 # tiles of 16 tokens leave 8 warps little to do: BRIEF for a program a chunk, TURN for a loop
 BRIEF = _all(Config(rows=64, cols=32, inner=32, warps=4, roots=2, sums=1))
 TURN = replace(FULL, warps=4)
 SMALL = replace(TURN, rows=32, cols=32)
 EXACT = Config(rows=32, cols=32, inner=16, warps=4, roots=2, sums=1)  # float32 products keep whole operands in registers
+# Newton-Schulz makes of a rounding to bfloat16 errors as large as the gradient.
+DEEP = replace(_all(EXACT), exact=True)
+DEEP_WAVES = replace(EXACT, exact=True, settle=True)
 
 TABLE: Mapping[tuple[str, str], Configs] = {
     ("linear", "sm_80"): Configs(WIDE, WIDE),
@@ -47,9 +47,9 @@ TABLE: Mapping[tuple[str, str], Configs] = {
     ("frozen", "sm_80"): Configs(LEAN, LEAN),
     ("frozen", "sm_90"): Configs(FULL, PAIR),
     ("frozen", "gfx942"): Configs(WAVES, WAVES),
-    ("orthogonal", "sm_80"): Configs(SHORT, SHORT),
-    ("orthogonal", "sm_90"): Configs(SLIM, SLIM),
-    ("orthogonal", "gfx942"): Configs(WAVES, WAVES),
+    ("orthogonal", "sm_80"): Configs(DEEP, DEEP),
+    ("orthogonal", "sm_90"): Configs(DEEP, DEEP),
+    ("orthogonal", "gfx942"): Configs(DEEP_WAVES, DEEP_WAVES),
 }
 
 
@@ -59,7 +59,6 @@ OVER: Mapping[tuple[str, str], tuple[int, Configs]] = {
     ("solve", "sm_80"): (128, Configs(WIDE, _all(HALF))),
     ("solve", "sm_90"): (128, Configs(_all(WIDE), _all(HALF))),
     ("frozen", "sm_80"): (513, Configs(NARROW, LEAN)),
-    ("orthogonal", "sm_80"): (4097, Configs(THIN, THIN)),
 }
 BRIEFEST = 16  # tokens of a chunk that fill one tile of a product and no more
 UP_TO_BRIEFEST: Mapping[tuple[str, str], tuple[Configs, Configs]] = {  # up to an axis of 128, and beyond
@@ -70,7 +69,7 @@ UP_TO_BRIEFEST: Mapping[tuple[str, str], tuple[Configs, Configs]] = {  # up to a
 def configs_for(plan: str, target: str, single: bool, widest: int, chunk: int) -> Configs:
     """The shipped configurations. single: products in float32. widest: the longest axis that is not time. chunk: its most tokens."""
     key = plan, target
-    if single:
+    if single and not TABLE[key].loop.exact:
         exact = replace(EXACT, settle=TABLE[key].loop.settle)
         return Configs(exact, exact)
     if chunk <= BRIEFEST and key in UP_TO_BRIEFEST:

@@ -62,7 +62,8 @@ def _product(
             a = operand(k, left, {**here, axis: across})
         with k.shaped(2, block, cols):
             b = operand(k, right, {**here, axis: down})
-        k.w.line(f"{total} = tl.dot({a}.to(D), {b}.to(D), {total}, input_precision=P, out_dtype=F)")
+        kind = "F" if k.config.exact else "D"
+        k.w.line(f"{total} = tl.dot({a}.to({kind}), {b}.to({kind}), {total}, input_precision=P, out_dtype=F)")
     return Value(total, frozenset({0, 1}))
 
 

@@ -25,6 +25,7 @@ class Config:
     rows, cols: of a tile of results. inner: how much of a sum is loaded at once. line: entries of a vector at once.
     roots, sums: the most values, and sums among them, made in one loop over tiles. settle: a barrier must be told to wait for stores.
     registers: what a thread may have, told to the compiler, which else spills a little so that more programs share a processor.
+    exact: operands of products are float32, whatever type sequences come in: then results, too, are other ones.
     """
 
     rows: int = 64
@@ -37,6 +38,7 @@ class Config:
     sums: int = 3
     settle: bool = False
     registers: int = 0  # 0: the compiler decides
+    exact: bool = False
 
     def options(self) -> dict[str, int]:
         """What a launch tells the compiler."""
