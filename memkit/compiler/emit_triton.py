@@ -114,14 +114,16 @@ def head(eq: Equations, plan: str, title: str, chunk: int) -> str:
     sizes = ", ".join(f"{axis}={size}" for axis, size in eq.sizes.items())
     rows = [
         f'"""{title}: Triton kernels of plan {plan}, {sizes}.', "",
-        "N chunks of at most LT tokens, g = b * H + h. What a program keeps for itself lies in `scratch` (called mine), what kernels",
-        "share in arrays of their own; both are F. Products take operands of the type they name (precision P), systems are solved in F",
-        "(precision S). nought is 0 and nil a 0 of one step: the compiler, which does not know, makes addresses where they are used.",
+        "N chunks of LT tokens each (a short last chunk is a call of its own), g = b * H + h. t and u are tokens of a chunk, s the",
+        "same with the window's in front. What a program keeps for itself lies in `scratch` (called mine), what kernels share in arrays",
+        "of their own; both are F, and results that are sequences X. Products take operands of the type they name (D, as sequences",
+        "come, or F) with precision P, triangular systems are solved in F with precision S. nought is always 0, but given at run time,",
+        "and nil a 0 of one step: added to addresses, they keep the compiler from making all of them first and holding them in registers.",
         "The parts of a long kernel go on in the same scratch, for the items from `first` on.",
         '"""',
         "",
         "import torch", "import triton", "import triton.language as tl", "from torch import Tensor", "",
-        f"SCRATCH = {runtime_triton.SCRATCH}  # bytes that one kernel's programs may keep",
+        f"SCRATCH = {runtime_triton.SCRATCH}  # bytes that one kernel's programs may keep in float32",
         f"BLOCK = {runtime.BLOCK}", "RULE = {",
         *(f"    {key!r}: {value!r}," for key, value in rule.items()), "}",
     ]  # fmt: skip
@@ -141,9 +143,12 @@ def _wrapper(function: Function) -> str:
     layout, name = function.layout, function.name
     params = [p.attrs["name"] for p in layout.graph.params]
     labels = [label for label, _, _ in layout.results()]
+    what = "Gradients of " if name.endswith("_backward") else ""
+    if name.startswith("resume") and any(p.startswith("anchor_") for p in params):
+        what = f"In a begun chunk, where anchor_* is the memory at its start. {what}"
     lines = [
         f"def {name}({', '.join(params)}, sizes, X, how):",
-        f'    """{", ".join(labels)}. sizes: (N, B, H, LT); X: type of sequences; how: D, F, P, S and `constant`."""',
+        f'    """{what}{", ".join(labels)}. sizes: (N, B, H, LT); X: type of sequences; how: D, F, P, S and `constant`."""',
         "    N, B, H, LT = sizes", "    G, like, F = B * H, " + f"{params[0]}, how.number",
     ]  # fmt: skip
     written = {layout.placed[node].name: label for label, _, node in layout.results()}

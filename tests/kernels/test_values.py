@@ -164,3 +164,11 @@ def test_values_that_offsets_do_not_reach_are_refused(monkeypatch: pytest.Monkey
     assert refusal(deep) is None
     monkeypatch.setattr(triton_rule, "FAR", 64)
     assert "for each of 4 tokens" in (refusal(deep) or "") and refusal(flat) is None
+
+
+def test_the_text_says_what_kernels_make() -> None:
+    source = kernels(SPECS["titans"], K, V).source
+    assert "the loop over n that carries W1, W2, S_W1, S_W2." in source
+    backward = source.partition("def chunks_backward(")[2].splitlines()[1]
+    resume = source.partition("def resume(")[2].splitlines()[1]
+    assert "Gradients of q, keys, values" in backward and "anchor_* is the memory at its start. y, W1" in resume

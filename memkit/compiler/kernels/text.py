@@ -124,7 +124,7 @@ class KernelText(Tiles):
     def _head(self, name: str, pointers: Sequence[str], strides: Sequence[str], part: Part) -> str:
         arguments = [p for p in pointers if p != "mine"] + list(strides) + ["scratch", "groups", "heads", "N", "LT", "nought"]
         cut, own = part.place[1] > 1, {n for step in part.steps for n in step.roots}
-        made = ", ".join(dict.fromkeys(n.name or n.op.value for n in self.kernel.items if n in own))
+        made = ", ".join(dict.fromkeys(_called(n) for n in self.kernel.items if n in own))
         per = {EVERY: "every chunk n and head g", LOOP: "every head g, chunk after chunk"}.get(self.kernel.kind, "every head g")
         program = "tl.program_id(0)" + (" * tl.num_programs(1) + tl.program_id(1)" if self.split else "")
         count = "N * groups" if self.kernel.kind == EVERY else "groups"
@@ -208,7 +208,7 @@ class KernelText(Tiles):
         self.count += 1
         self.nil = self.w.let("nil", f"tl.multiple_of(nought & ({self.turn} + {self.count}), 64)")
         self._anew(self.nil)
-        self.w.line(f"# {', '.join(n.name or n.attrs.get('fn', n.op.value) for n in step.roots)} [{', '.join(axes)}]")
+        self.w.line(f"# {', '.join(map(_called, step.roots))} [{', '.join(axes)}]")
         if first.op is Op.SOLVE:
             width = step.tile[1]
             with ExitStack() as loops:
@@ -365,3 +365,11 @@ def _moved(node: Node) -> set[str]:
     for key in ("axes", "new"):
         found |= set(a[key]) if isinstance(a.get(key), tuple) else set()
     return {x for x in found if isinstance(x, str)} | {*a.get("names", {}), *a.get("names", {}).values()}
+
+
+def _called(node: Node) -> str:
+    """What comments call a value; of a loop, what it carries."""
+    if node.op is Op.SCAN and node.body is not None:
+        carried = ", ".join(p.attrs["name"] for p in node.body.params[: node.attrs["carries"]])
+        return f"the loop over {node.attrs['axis']} that carries {carried}"
+    return node.name or node.attrs.get("fn", node.op.value)
