@@ -70,7 +70,7 @@ def configs_for(plan: str, target: str, single: bool, widest: int, chunk: int) -
     """The shipped configurations. single: products in float32. widest: the longest axis that is not time. chunk: its most tokens."""
     key = plan, target
     if single and not TABLE[key].loop.exact:
-        exact = replace(EXACT, settle=TABLE[key].loop.settle)
+        exact = replace(EXACT, settle=True) if TABLE[key].loop.settle else _all(EXACT)
         return Configs(exact, exact)
     if chunk <= BRIEFEST and key in UP_TO_BRIEFEST:
         return UP_TO_BRIEFEST[key][widest > 128]
