@@ -31,7 +31,7 @@ def _outer(node: Node) -> Pair | None:
     return (only[0][0], only[1][0]) if len(only[0]) == len(only[1]) == 1 else None
 
 
-def _summed(node: Node) -> list[str]:
+def summed(node: Node) -> list[str]:
     """The axes that an einsum sums."""
     return [a for a in ir.order_axes(*(x.axes for x in node.args)) if a not in node.axes]
 
@@ -50,7 +50,7 @@ def _is_square(a: Node, called: dict[str, str], b: Node, other: dict[str, str], 
     if a is not b:
         return False
     moved = [x for x in a.axes if called[x] != other[x]]
-    return len(moved) == 1 and called[moved[0]] in node.axes and other[moved[0]] in node.axes and bool(_summed(node))
+    return len(moved) == 1 and called[moved[0]] in node.axes and other[moved[0]] in node.axes and bool(summed(node))
 
 
 def _leaf(node: Node, pair: Pair, known: dict[tuple[Node, Pair], Node | None]) -> Node | None:
@@ -87,7 +87,7 @@ def _leaf_of(node: Node, pair: Pair, known: dict[tuple[Node, Pair], Node | None]
 
 def _is_product(node: Node, pair: Pair) -> bool:
     """Whether an einsum is a product of two square matrices, one with each end of the pair."""
-    gone = _summed(node)
+    gone = summed(node)
     p, q = node.args
     ends = [[x for x in pair if x in arg.axes] for arg in (p, q)]
     return len(gone) == 1 and len(ends[0]) == len(ends[1]) == 1 and ends[0] != ends[1] and gone[0] in p.axes and gone[0] in q.axes
@@ -95,7 +95,7 @@ def _is_product(node: Node, pair: Pair) -> bool:
 
 def _ends(node: Node, i: int, pair: Pair) -> Pair:
     arg = node.args[i]
-    return next(x for x in pair if x in arg.axes), _summed(node)[0]
+    return next(x for x in pair if x in arg.axes), summed(node)[0]
 
 
 def _same(leaves: list[Node | None], count: int) -> Node | None:

@@ -9,7 +9,10 @@ import pytest
 
 import memkit
 from memkit import cli
-from memkit.compiler import native_run
+from memkit.compiler import ir, native_run
+from memkit.compiler.native import steps
+from memkit.compiler.native.arena import Memory
+from memkit.compiler.native.entries import COPIES, Entries, Index, Names, Nest, Square, View
 from memkit.compiler.native_rule import NativeRule
 
 from .rules import COVERED
@@ -52,6 +55,22 @@ def test_an_iteration_stays_with_its_member(name: str) -> None:
     calls = re.findall(r"product_upper\((.*)\);", text)
     assert "turned(64, 64, " in text, "what is read across its rows is turned first"
     assert len(calls) >= 10 and not any("* " in part for call in calls for part in call.split(", ")), calls
+
+
+@pytest.mark.without_compiler
+def test_room_is_as_large_as_emitted_code_takes_it_for() -> None:
+    """And the sum of more matrices read across their rows than are copied leaves the others where they lie."""
+    text = (Path(steps.__file__).parent / "products.cpp").read_text(encoding="utf-8")
+    assert f"constexpr long ROOM = {steps.ROOM};" in text
+    matrices = [ir.param(f"x{i}", ("v", "k")) for i in range(COPIES + 2)]
+    nest = Nest()
+    entries = Entries(nest, {x: View(f"x{i}", {"v": "1", "k": "20"}, Memory(f"x{i}")) for i, x in enumerate(matrices)}, {}, Names(), {})
+    entries.square = Square("i", 20, "j", 20)
+    for variable in ("i", "j"):
+        nest.enter(variable, "")
+    at = {"v": Index("i", frozenset({"i"})), "k": Index("j", frozenset({"j"}))}
+    read = [entries.value(x, at).text for x in matrices]
+    assert sum(t.startswith("room[") for t in read) == len(nest.lines[0]) == COPIES and read[-1] == f"x{COPIES + 1}[i + j * 20]"
 
 
 @pytest.mark.without_compiler

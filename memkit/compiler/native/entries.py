@@ -17,6 +17,7 @@ from .arena import Memory
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 LONG = 90  # characters of an expression, beyond which it gets a name
+COPIES = 12  # matrices of one nest that are copied at most
 
 
 class Index(NamedTuple):
@@ -142,7 +143,7 @@ class Square(NamedTuple):
 class Entries:
     """Makes entries inside one nest. views: where kept values lie. tables: arrays of constants, by kind and values.
 
-    square: set where `room` is free, for copies of matrices that would be read across their rows.
+    square: set where `room` is free and holds COPIES of such matrices, for those that would be read across their rows.
     """
 
     square: Square | None = None
@@ -187,6 +188,8 @@ class Entries:
         if q is None or set(along) != {q.row, q.column} or along[q.row] != "1" or not along[q.column].isdigit():
             return ""
         start = plus(view.pointer, view.offset({a: Index("0") if i.uses else i for a, i in own.items()}))
+        if start not in self.copies and len(self.copies) == COPIES:
+            return ""
         place = self.copies.setdefault(start, len(self.copies) * q.rows * q.columns)
         call = f"turned({q.columns}, {q.rows}, {start}, {along[q.column]}, {plus('room', str(place))});"
         if call not in self.nest.lines[-3]:

@@ -14,7 +14,7 @@ from memkit.specs.errors import KernelError
 from . import choice
 from .arena import Memory, Share
 from .choice import Choice
-from .entries import MAKERS, Entries, Index, Nest, Square, View, plus, times
+from .entries import COPIES, MAKERS, Entries, Index, Nest, Square, View, plus, times
 from .products import product_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ FAR = 256  # numbers between two entries of an axis that threads may share anywh
 ROWS = 64  # from this length on, an axis is split before those behind it, whose entries lie closer together
 SMALL = 1024  # entries of a value, times those of a sum, that one member of a team makes alone
 FEW = 16  # rows and columns of a matrix that is copied to be read along its rows
-ROOM, HEAVY = 65536, choice.HEAVY  # numbers of `room`, as in products.cpp; the most reads of an entry
+ROOM = 65536  # numbers of `room`, as in products.cpp
 ALL = None  # a share that is none: entries of other members, too
 
 
@@ -113,7 +113,7 @@ class Step:
         if self.f.run is None or len(last) < 2 or not all(s.isdigit() and int(s) >= FEW for s in sizes):
             return None
         rows, columns = map(int, sizes)
-        return Square(at[last[0]].text, rows, at[last[1]].text, columns) if HEAVY * rows * columns <= ROOM else None
+        return Square(at[last[0]].text, rows, at[last[1]].text, columns) if COPIES * rows * columns <= ROOM else None
 
     # ---- what was read and written
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memkit.compiler import ir
 from memkit.compiler.ir import Graph, Node, Op
-from memkit.compiler.symmetric import stripped
+from memkit.compiler.symmetric import stripped, summed
 
 
 def absorb(graph: Graph) -> Graph:
@@ -32,7 +32,7 @@ def _absorbed(multiple: Node, product: Node) -> Node | None:
     if multiple.op is not Op.POINTWISE or multiple.attrs["fn"] != "mul" or product.op is not Op.EINSUM:
         return None
     number, x = multiple.args if multiple.args[0].op is Op.CONST else multiple.args[::-1]
-    gone = [a for a in ir.order_axes(*(arg.axes for arg in product.args)) if a not in product.axes]
+    gone = summed(product)
     if number.op is not Op.CONST or len(gone) != 1 or set(x.axes) != set(product.axes):
         return None
     value, called = stripped(x)
