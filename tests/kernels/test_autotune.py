@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memkit.compiler import autotune, launch
 from memkit.compiler.autotune import Machine, Trial
-from memkit.compiler.kernels.settings import EXACT, TABLE, Configs
+from memkit.compiler.kernels.settings import TABLE, Configs, configs_for
 from memkit.compiler.launch import Kernels
 from memkit.compiler.pipeline import compile_rule
 from memkit.compiler.triton_rule import TritonRule
@@ -211,7 +211,7 @@ def test_a_measurement_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("plan", "target"), TABLE)
 @pytest.mark.parametrize("single", [False, True])
 def test_options_start_with_the_table_and_are_few(plan: str, target: str, single: bool) -> None:
-    table = Configs(EXACT, EXACT) if single else TABLE[plan, target]
+    table = configs_for(plan, target, single, 64, 64)
     found = autotune.candidates(table, target, single)
     assert found[0] == table and 4 <= len(found) == len(set(found)) <= autotune.FEW
     assert all(c.settle == table.loop.settle for o in found for c in (o.loop, o.each))

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from memkit.compiler import autotune
 from memkit.compiler.autotune import Job
-from memkit.compiler.kernels.settings import EXACT, Configs
+from memkit.compiler.kernels.settings import Configs, configs_for
 from memkit.compiler.launch import Kernels
 from memkit.compiler.pipeline import compile_rule
 from memkit.compiler.triton_rule import TritonRule
 from tests.cases import draw, small
 
-OPTIONS = autotune.candidates(Configs(EXACT, EXACT), "sm_90", True)
+OPTIONS = autotune.candidates(configs_for("linear", "sm_90", True, 4, 4), "sm_90", True)
 
 
 class Clock:
