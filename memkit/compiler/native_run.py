@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -173,16 +173,34 @@ def empty(source: Source, sizes: Sizes, like: Tensor) -> dict[str, Tensor]:
 
 def call(native: Native, name: str, sizes: Sizes, given: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
     """Run one function on contiguous tensors by name; it writes `results`."""
-    source, dtype = native.module.functions[name], next(iter(given.values())).dtype
-    function, in_large_pages = native.function(name, dtype)
-    out = [results[label] for label, _, _ in source.results]
-    for x in out:
-        if x.nbytes >= LARGE:
-            in_large_pages(x.data_ptr(), x.nbytes)
-    groups = [given[n] for n in source.inputs], out
-    pointers = [(ctypes.c_void_p * len(group))(*(x.data_ptr() for x in group)) for group in groups]
-    if function(*pointers, *sizes, torch.get_num_threads()):
-        raise MemoryError(f"no memory for the scratch of {name}")
+    launch = Launch(native, name, next(iter(given.values())).dtype)
+    launch.ask_for_large_pages(results.values())
+    launch(sizes, *({n: x.data_ptr() for n, x in group.items()} for group in (given, results)))
+
+
+class Launch:
+    """One function of a rule, ready to be called on addresses by name: part after part of long sequences, at little cost a part."""
+
+    def __init__(self, native: Native, name: str, dtype: torch.dtype) -> None:
+        source = native.module.functions[name]
+        self.name, self.inputs, self.labels = name, source.inputs, [label for label, _, _ in source.results]
+        self.function, self.in_large_pages = native.function(name, dtype)
+
+    def ask_for_large_pages(self, arrays: Iterable[Tensor]) -> None:
+        for x in arrays:
+            if x.nbytes >= LARGE:
+                self.in_large_pages(x.data_ptr(), x.nbytes)
+
+    def __call__(self, sizes: Sizes, given: Mapping[str, int], results: Mapping[str, int]) -> None:
+        groups = [given[n] for n in self.inputs], [results[n] for n in self.labels]
+        pointers = [(ctypes.c_void_p * len(group))(*group) for group in groups]
+        if self.function(*pointers, *sizes, torch.get_num_threads()):
+            raise MemoryError(f"no memory for the scratch of {self.name}")
+
+
+def addresses(arrays: Mapping[str, Tensor], first: int, stepped: Container[str]) -> dict[str, int]:
+    """Where arrays begin; those of `stepped`, which have an entry for every chunk or part, at their entry `first`."""
+    return {n: x.data_ptr() + (first * x.stride(0) * x.element_size() if n in stepped else 0) for n, x in arrays.items()}
 
 
 def shapes(native: Native, name: str, sizes: Sizes, like: Tensor) -> list[Tensor]:
@@ -221,51 +239,52 @@ def _of_chunks(native: Native, name: str) -> set[str]:
 
 def _thin(native: Native, base: str, sizes: Sizes, inputs: list[Tensor]) -> list[Tensor]:
     """Part after part, from the state that the one before left."""
-    name, (_, G, LT) = f"{base}_thin", sizes
-    source, sequences = native.module.functions[name], native.sequences(base)
+    name, (_, G, LT), like = f"{base}_thin", sizes, inputs[0]
+    source, sequences, of_chunks = native.module.functions[name], native.sequences(base), _of_chunks(native, name)
     given = dict(zip(source.inputs, inputs, strict=True))
-    results, kept = empty(source, sizes, inputs[0]), starts(native, base, sizes, inputs[0])
-    of_chunks = _of_chunks(native, name)
-    for i, (first, last) in enumerate(native.parts(base, sizes, inputs[0].element_size())):
-        for state, rows in kept.items():
-            rows[i] = given[state]
-        part = {n: x[first:last] if n in sequences else x for n, x in given.items()}
-        into = {n: x[first:last] if n in of_chunks else x for n, x in results.items()}
-        part |= {state: rows[i] for state, rows in kept.items()}
-        call(native, name, (last - first, G, LT), part, into)
-        given |= {state: results[state] for state in kept}
+    results, kept = empty(source, sizes, like), starts(native, base, sizes, like)
+    launch = Launch(native, name, like.dtype)
+    launch.ask_for_large_pages([*results.values(), *kept.values()])
+    for state, rows in kept.items():
+        rows[0] = given[state]
+    parts = native.parts(base, sizes, like.element_size())
+    for i, (first, last) in enumerate(parts):
+        part = addresses(given, first, sequences) | addresses(kept, i, kept)
+        into = addresses(results, first, of_chunks) | (addresses(kept, i + 1, kept) if i + 1 < len(parts) else {})
+        launch((last - first, G, LT), part, into)
     return [*results.values(), *kept.values()]
 
 
 def _thin_backward(native: Native, base: str, sizes: Sizes, inputs: list[Tensor]) -> list[Tensor]:
     """The last part first: its states are made again, then its gradients, which those of its first state carry on."""
-    module, (_, G, LT) = native.module, sizes
+    module, (_, G, LT), like = native.module, sizes, inputs[0]
     stacks, back = module.stacks[base], module.functions[f"{base}_backward"]
     given = dict(zip(native.behind(base), inputs, strict=True))
     kept = {state: given.pop(f"starts_{state}") for state in stacks.values()}
-    sequences, of_chunks = native.sequences(base), _of_chunks(native, back.name)
-    like = inputs[0]
+    of_chunks = _of_chunks(native, back.name)
+    stepped = {*native.sequences(base), "grad_y", *(n for n in given if n.startswith("saved_"))}
     results = {label: like.new_zeros(0) for label, _, _ in back.results} | empty(back, sizes, like)
+    once = [n for n in results if n not in of_chunks]
+    into = [results, {**results, **{n: torch.empty_like(results[n]) for n in once}}]  # a part reads what the one before wrote
     parts = native.parts(base, sizes, like.element_size())
     room = empty(module.functions[f"{base}_states"], (parts[0][1], G, LT), like)
+    again, pull = Launch(native, f"{base}_states", like.dtype), Launch(native, back.name, like.dtype)
+    pull.ask_for_large_pages([*results.values(), *room.values()])
     sums: dict[str, Tensor] = {}
-    for i in reversed(range(len(parts))):
-        first, last = parts[i]
-        part = {n: x[first:last] if n in sequences or n == "grad_y" or n.startswith("saved_") else x for n, x in given.items()}
-        part |= {state: rows[i] for state, rows in kept.items()}
-        own = {label: x[: last - first] for label, x in room.items()}
-        call(native, f"{base}_states", (last - first, G, LT), part, own)
-        into = {n: x[first:last] if n in of_chunks else torch.empty_like(x) for n, x in results.items()}
-        call(native, back.name, (last - first, G, LT), part | own, into)
-        for n in (n for n in into if n not in of_chunks):
+    for turn, (i, (first, last)) in enumerate(reversed(list(enumerate(parts)))):
+        part = addresses(given, first, stepped) | addresses(kept, i, kept)
+        own, wrote = addresses(room, 0, ()), into[turn % 2]
+        again((last - first, G, LT), part, own)
+        pull((last - first, G, LT), part | own, addresses(wrote, first, of_chunks))
+        for n in once:
             if n in kept:
-                given[f"grad_{n}"] = results[n] = into[n]
+                given[f"grad_{n}"] = wrote[n]
             else:
-                results[n] = sums[n] = sums[n] + into[n] if n in sums else into[n]
+                sums[n] = sums[n] + wrote[n] if n in sums else wrote[n].clone()
         for state in kept:
-            if state not in into:
+            if state not in results:
                 given[f"grad_{state}"] = torch.zeros_like(given[f"grad_{state}"])
-    return list(results.values())
+    return list((results | {n: wrote[n] for n in once} | sums).values())
 
 
 # ---- the operation

@@ -13,6 +13,7 @@ static void chunks_head(
     const real* const* in, real* const* out, long N, long G, long LT, long g,
     real* mine, real* room, Team& team, long member) {
     const long members = team.members;
+    real* const own = room + product_room();
     const real* const q = in[0] + g * (4 * LT);
     const real* const keys = in[1] + g * (4 * LT);
     const real* const values = in[2] + g * (4 * LT);
@@ -35,28 +36,29 @@ static void chunks_head(
         const real* const values_2 = values + n * (4 * LT * G);
         real* const y = y_out + n * (4 * LT * G);
         // neg [g, s, v]
-        real* const neg = mine + 0;
-        if (member == 1 % members) {
-            for (long s = 0; s < LT; ++s) {
-                const real tril = (s <= (LT - 1) ? real(1.0) : real(0));
-                IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
-                    neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
-                }
+        real* const neg = own + 0;
+        for (long s = 0; s < LT; ++s) {
+            const real tril = (s <= (LT - 1) ? real(1.0) : real(0));
+            IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
+                neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
             }
         }
         // einsum [g, t, s]
-        real* const einsum = mine + 256;
+        real* const einsum = mine + 0;
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum + part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
-        real* const neg_2 = mine + 4352;
-        for (long t = part(LT, member, members), t_end = part(LT, member + 1, members); t < t_end; ++t) {
+        real* const neg_2 = mine + 4096;
+        for (long t = part(LT, member, members); t < part(LT, member + 1, members); ++t) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
                 neg_2[t * 64 + s_2] = (-(einsum[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
             }
         }
         // y [g, t, v]
-        product(4, (part(LT, member + 1, members) - part(LT, member, members)), 4, W_out, 4, 1, q_2 + part(LT, member, members) * 4, 1, 4, y + part(LT, member, members) * 4, 1, 4, 0, room);
-        product((part(LT, member + 1, members) - part(LT, member, members)), 4, LT, neg_2 + part(LT, member, members) * 64, 64, 1, values_2, 4, 1, y + part(LT, member, members) * 4, 4, 1, 1, room);
+        team.wait();
+        if (member == 1 % members) {
+            product(4, LT, 4, W_out, 4, 1, q_2, 1, 4, y, 1, 4, 0, room);
+            product(LT, 4, LT, neg_2, 64, 1, values_2, 4, 1, y, 4, 1, 1, room);
+        }
         // W_next [g, v, f]
         team.wait();
         if (member == 2 % members) {
@@ -72,7 +74,7 @@ static void chunks_head(
 }
 
 extern "C" int chunks(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 8448, product_room() + 0,
+    return for_heads(G, threads, 8192, product_room() + 256,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_head(in, out, N, G, LT, g, mine, room, team, member);
         });
@@ -82,6 +84,7 @@ static void chunks_saving_head(
     const real* const* in, real* const* out, long N, long G, long LT, long g,
     real* mine, real* room, Team& team, long member) {
     const long members = team.members;
+    real* const own = room + product_room();
     const real* const q = in[0] + g * (4 * LT);
     const real* const keys = in[1] + g * (4 * LT);
     const real* const values = in[2] + g * (4 * LT);
@@ -107,18 +110,15 @@ static void chunks_saving_head(
         real* const W_next = n_step + 1 < N ? saved_0_out + (n + 1) * (16 * G) : W_out;
         real* const y = y_out + n * (4 * LT * G);
         // neg [g, s, v]
-        real* const neg = mine + 0;
-        if (member == 1 % members) {
-            for (long s = 0; s < LT; ++s) {
-                const real tril = (s <= (LT - 1) ? real(1.0) : real(0));
-                IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
-                    neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
-                }
+        real* const neg = own + 0;
+        for (long s = 0; s < LT; ++s) {
+            const real tril = (s <= (LT - 1) ? real(1.0) : real(0));
+            IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
+                neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
             }
         }
         // W_next [g, v, f]
-        team.wait();
-        if (member == 2 % members) {
+        if (member == 1 % members) {
             for (long v_3 = 0; v_3 < 4; ++v_3) {
                 IVDEP for (long f_2 = 0; f_2 < 4; ++f_2) {
                     W_next[f_2 + v_3 * 4] = W_2[f_2 + v_3 * 4];
@@ -127,35 +127,34 @@ static void chunks_saving_head(
             product(4, 4, LT, neg, 1, 4, keys_2, 4, 1, W_next, 4, 1, 1, room);
         }
         // einsum [g, t, v]
-        real* const einsum = mine + 0;
-        team.wait();
-        if (member == 3 % members) {
-            product(4, LT, 4, W_2, 4, 1, q_2, 1, 4, einsum, 1, 4, 0, room);
-        }
+        real* const einsum = own + 0;
+        product(4, LT, 4, W_2, 4, 1, q_2, 1, 4, einsum, 1, 4, 0, room);
         // einsum [g, t, s]
-        real* const einsum_2 = mine + 256;
+        real* const einsum_2 = mine + 0;
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
-        real* const neg_2 = mine + 4352;
-        for (long t = part(LT, member, members), t_end = part(LT, member + 1, members); t < t_end; ++t) {
+        real* const neg_2 = mine + 4096;
+        for (long t = part(LT, member, members); t < part(LT, member + 1, members); ++t) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
                 neg_2[t * 64 + s_2] = (-(einsum_2[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
             }
         }
         // y [g, t, v]
         team.wait();
-        for (long t_2 = part(LT, member, members), t_2_end = part(LT, member + 1, members); t_2 < t_2_end; ++t_2) {
-            IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
-                y[v_4 + t_2 * 4] = einsum[t_2 * 4 + v_4];
+        if (member == 2 % members) {
+            for (long t_2 = 0; t_2 < LT; ++t_2) {
+                IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
+                    y[v_4 + t_2 * 4] = einsum[t_2 * 4 + v_4];
+                }
             }
+            product(LT, 4, LT, neg_2, 64, 1, values_2, 4, 1, y, 4, 1, 1, room);
         }
-        product((part(LT, member + 1, members) - part(LT, member, members)), 4, LT, neg_2 + part(LT, member, members) * 64, 64, 1, values_2, 4, 1, y + part(LT, member, members) * 4, 4, 1, 1, room);
         team.wait();
     }
 }
 
 extern "C" int chunks_saving(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 8448, product_room() + 0,
+    return for_heads(G, threads, 8192, product_room() + 256,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_saving_head(in, out, N, G, LT, g, mine, room, team, member);
         });
@@ -165,6 +164,7 @@ static void chunks_backward_head(
     const real* const* in, real* const* out, long N, long G, long LT, long g,
     real* mine, real* room, Team& team, long member) {
     const long members = team.members;
+    real* const own = room + product_room();
     const real* const q = in[0] + g * (4 * LT);
     const real* const keys = in[1] + g * (4 * LT);
     const real* const values = in[2] + g * (4 * LT);
@@ -199,37 +199,36 @@ static void chunks_backward_head(
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, grad_out0 + part(LT, member, members) * 4, 4, 1, values_2, 1, 4, einsum + part(LT, member, members) * 64, 64, 1, 0, room);
         // mul [g, t, s]
         real* const mul = mine + 4096;
-        for (long t = part(LT, member, members), t_end = part(LT, member + 1, members); t < t_end; ++t) {
+        for (long t = part(LT, member, members); t < part(LT, member + 1, members); ++t) {
             IVDEP for (long s = 0; s < LT; ++s) {
                 mul[t * 64 + s] = (einsum[t * 64 + s] * (-(s <= t ? real(1.0) : real(0))));
             }
         }
         // neg [g, t, s]
         real* const neg = mine + 0;
-        for (long t_2 = part(LT, member, members), t_2_end = part(LT, member + 1, members); t_2 < t_2_end; ++t_2) {
+        for (long t_2 = part(LT, member, members); t_2 < part(LT, member + 1, members); ++t_2) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
                 neg[t_2 * 64 + s_2] = (-mul[t_2 * 64 + s_2]);
             }
         }
         // add [g, t, f]
-        product((part(LT, member + 1, members) - part(LT, member, members)), 4, 4, grad_out0 + part(LT, member, members) * 4, 4, 1, W, 4, 1, kept + part(LT, member, members) * 4, 4, 1, 0, room);
-        product((part(LT, member + 1, members) - part(LT, member, members)), 4, LT, neg + part(LT, member, members) * 64, 64, 1, keys_2, 4, 1, kept + part(LT, member, members) * 4, 4, 1, 1, room);
-        // einsum [g, s, f]
-        real* const einsum_2 = mine + 0;
         team.wait();
-        product((part(LT, member + 1, members) - part(LT, member, members)), 4, LT, mul + part(LT, member, members), 1, 64, q_2, 4, 1, einsum_2 + part(LT, member, members) * 4, 4, 1, 0, room);
-        // neg [g, s, v]
-        real* const neg_2 = mine + 256;
         if (member == 1 % members) {
-            for (long s_3 = 0; s_3 < LT; ++s_3) {
-                const real tril = (s_3 <= (LT - 1) ? real(1.0) : real(0));
-                IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
-                    neg_2[s_3 * 4 + v_2] = (-((-tril) * values_2[v_2 + s_3 * 4]));
-                }
+            product(LT, 4, 4, grad_out0, 4, 1, W, 4, 1, kept, 4, 1, 0, room);
+            product(LT, 4, LT, neg, 64, 1, keys_2, 4, 1, kept, 4, 1, 1, room);
+        }
+        // einsum [g, s, f]
+        real* const einsum_2 = own + 0;
+        product(LT, 4, LT, mul, 1, 64, q_2, 4, 1, einsum_2, 4, 1, 0, room);
+        // neg [g, s, v]
+        real* const neg_2 = own + 256;
+        for (long s_3 = 0; s_3 < LT; ++s_3) {
+            const real tril = (s_3 <= (LT - 1) ? real(1.0) : real(0));
+            IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
+                neg_2[s_3 * 4 + v_2] = (-((-tril) * values_2[v_2 + s_3 * 4]));
             }
         }
         // add [g, s, f]
-        team.wait();
         if (member == 2 % members) {
             for (long s_4 = 0; s_4 < LT; ++s_4) {
                 IVDEP for (long f_2 = 0; f_2 < 4; ++f_2) {
@@ -244,23 +243,21 @@ static void chunks_backward_head(
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_3 + part(LT, member, members) * 64, 64, 1, 0, room);
         // mul [g, t, s]
         real* const mul_2 = mine + 4096;
-        for (long t_3 = part(LT, member, members), t_3_end = part(LT, member + 1, members); t_3 < t_3_end; ++t_3) {
+        for (long t_3 = part(LT, member, members); t_3 < part(LT, member + 1, members); ++t_3) {
             IVDEP for (long s_5 = 0; s_5 < LT; ++s_5) {
                 mul_2[t_3 * 64 + s_5] = (einsum_3[t_3 * 64 + s_5] * (-(s_5 <= t_3 ? real(1.0) : real(0))));
             }
         }
         // einsum [g, s, v]
-        real* const einsum_4 = mine + 0;
+        real* const einsum_4 = own + 0;
         team.wait();
-        product(4, (part(LT, member + 1, members) - part(LT, member, members)), LT, grad_out0, 1, 4, mul_2 + part(LT, member, members), 64, 1, einsum_4 + part(LT, member, members) * 4, 1, 4, 0, room);
+        product(4, LT, LT, grad_out0, 1, 4, mul_2, 64, 1, einsum_4, 1, 4, 0, room);
         // einsum [g, s, v]
-        real* const einsum_5 = mine + 256;
-        if (member == 3 % members) {
-            product(4, LT, 4, W_out, 4, 1, keys_2, 1, 4, einsum_5, 1, 4, 0, room);
-        }
+        real* const einsum_5 = own + 256;
+        product(4, LT, 4, W_out, 4, 1, keys_2, 1, 4, einsum_5, 1, 4, 0, room);
         // add [g, v, f]
         team.wait();
-        if (member == 4 % members) {
+        if (member == 3 % members) {
             for (long v_3 = 0; v_3 < 4; ++v_3) {
                 IVDEP for (long f_3 = 0; f_3 < 4; ++f_3) {
                     W_out[v_3 * 4 + f_3] = W_out[v_3 * 4 + f_3];
@@ -269,7 +266,7 @@ static void chunks_backward_head(
             product(4, 4, LT, grad_out0, 1, 4, q_2, 4, 1, W_out, 4, 1, 1, room);
         }
         // sub [g, s, v]
-        if (member == 5 % members) {
+        if (member == 4 % members) {
             for (long s_6 = 0; s_6 < LT; ++s_6) {
                 const real tril_2 = (s_6 <= (LT - 1) ? real(1.0) : real(0));
                 IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
@@ -282,7 +279,7 @@ static void chunks_backward_head(
 }
 
 extern "C" int chunks_backward(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 8192, product_room() + 0,
+    return for_heads(G, threads, 8192, product_room() + 512,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_backward_head(in, out, N, G, LT, g, mine, room, team, member);
         });
@@ -292,6 +289,7 @@ static void chunks_thin_head(
     const real* const* in, real* const* out, long N, long G, long LT, long g,
     real* mine, real* room, Team& team, long member) {
     const long members = team.members;
+    real* const own = room + product_room();
     const real* const q = in[0] + g * (4 * LT);
     const real* const keys = in[1] + g * (4 * LT);
     const real* const values = in[2] + g * (4 * LT);
@@ -314,23 +312,19 @@ static void chunks_thin_head(
         const real* const values_2 = values + n * (4 * LT * G);
         real* const y = y_out + n * (4 * LT * G);
         // neg [g, s, v]
-        real* const neg = mine + 0;
-        if (member == 1 % members) {
-            for (long s = 0; s < LT; ++s) {
-                const real tril = (s <= (LT - 1) ? real(1.0) : real(0));
-                IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
-                    neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
-                }
+        real* const neg = own + 0;
+        for (long s = 0; s < LT; ++s) {
+            const real tril = (s <= (LT - 1) ? real(1.0) : real(0));
+            IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
+                neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
             }
         }
         // einsum [g, t, v]
-        real* const einsum = mine + 256;
-        if (member == 2 % members) {
-            product(4, LT, 4, W_out, 4, 1, q_2, 1, 4, einsum, 1, 4, 0, room);
-        }
+        real* const einsum = own + 256;
+        product(4, LT, 4, W_out, 4, 1, q_2, 1, 4, einsum, 1, 4, 0, room);
         // W_next [g, v, f]
         team.wait();
-        if (member == 3 % members) {
+        if (member == 1 % members) {
             for (long v_3 = 0; v_3 < 4; ++v_3) {
                 IVDEP for (long f_2 = 0; f_2 < 4; ++f_2) {
                     W_out[v_3 * 4 + f_2] = W_out[v_3 * 4 + f_2];
@@ -339,28 +333,31 @@ static void chunks_thin_head(
             product(4, 4, LT, neg, 1, 4, keys_2, 4, 1, W_out, 4, 1, 1, room);
         }
         // einsum [g, t, s]
-        real* const einsum_2 = mine + 512;
+        real* const einsum_2 = mine + 0;
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
-        real* const neg_2 = mine + 4608;
-        for (long t = part(LT, member, members), t_end = part(LT, member + 1, members); t < t_end; ++t) {
+        real* const neg_2 = mine + 4096;
+        for (long t = part(LT, member, members); t < part(LT, member + 1, members); ++t) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
                 neg_2[t * 64 + s_2] = (-(einsum_2[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
             }
         }
         // y [g, t, v]
-        for (long t_2 = part(LT, member, members), t_2_end = part(LT, member + 1, members); t_2 < t_2_end; ++t_2) {
-            IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
-                y[v_4 + t_2 * 4] = einsum[t_2 * 4 + v_4];
+        team.wait();
+        if (member == 2 % members) {
+            for (long t_2 = 0; t_2 < LT; ++t_2) {
+                IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
+                    y[v_4 + t_2 * 4] = einsum[t_2 * 4 + v_4];
+                }
             }
+            product(LT, 4, LT, neg_2, 64, 1, values_2, 4, 1, y, 4, 1, 1, room);
         }
-        product((part(LT, member + 1, members) - part(LT, member, members)), 4, LT, neg_2 + part(LT, member, members) * 64, 64, 1, values_2, 4, 1, y + part(LT, member, members) * 4, 4, 1, 1, room);
         team.wait();
     }
 }
 
 extern "C" int chunks_thin(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 8704, product_room() + 0,
+    return for_heads(G, threads, 8192, product_room() + 512,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_thin_head(in, out, N, G, LT, g, mine, room, team, member);
         });
@@ -370,6 +367,7 @@ static void chunks_states_head(
     const real* const* in, real* const* out, long N, long G, long LT, long g,
     real* mine, real* room, Team& team, long member) {
     const long members = team.members;
+    real* const own = room + product_room();
     const real* const q = in[0] + g * (4 * LT);
     const real* const keys = in[1] + g * (4 * LT);
     const real* const values = in[2] + g * (4 * LT);
@@ -393,18 +391,15 @@ static void chunks_states_head(
         const real* const W_2 = saved_0_out + n * (16 * G);
         real* const W_next = n_step + 1 < N ? saved_0_out + (n + 1) * (16 * G) : W_slots;
         // neg [g, s, v]
-        real* const neg = mine + 16;
-        if (member == 1 % members) {
-            for (long s = 0; s < LT; ++s) {
-                const real tril = (s <= (LT - 1) ? real(1.0) : real(0));
-                IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
-                    neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
-                }
+        real* const neg = own + 0;
+        for (long s = 0; s < LT; ++s) {
+            const real tril = (s <= (LT - 1) ? real(1.0) : real(0));
+            IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
+                neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
             }
         }
         // W_next [g, v, f]
-        team.wait();
-        if (member == 2 % members) {
+        if (member == 1 % members) {
             for (long v_3 = 0; v_3 < 4; ++v_3) {
                 IVDEP for (long f_2 = 0; f_2 < 4; ++f_2) {
                     W_next[f_2 + v_3 * 4] = W_2[f_2 + v_3 * 4];
@@ -417,7 +412,7 @@ static void chunks_states_head(
 }
 
 extern "C" int chunks_states(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 272, product_room() + 0,
+    return for_heads(G, threads, 16, product_room() + 256,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_states_head(in, out, N, G, LT, g, mine, room, team, member);
         });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +20,13 @@ from .rules import COVERED, preset
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the C++ functions that run from now on."""
     names: list[str] = []
-    before = native_run.call
+    before = native_run.Launch.__call__
 
-    def call(rule: native_run.Native, name: str, *rest: object) -> None:
-        names.append(name)
-        before(rule, name, *rest)  # type: ignore[arg-type]
+    def call(self: native_run.Launch, *rest: Any) -> None:
+        names.append(self.name)
+        before(self, *rest)
 
-    monkeypatch.setattr(native_run, "call", call)
+    monkeypatch.setattr(native_run.Launch, "__call__", call)
     return names
 
 

@@ -10,7 +10,7 @@ import pytest
 import memkit
 from memkit import cli
 from memkit.compiler import ir, native_run
-from memkit.compiler.native import steps
+from memkit.compiler.native import step
 from memkit.compiler.native.arena import Memory
 from memkit.compiler.native.entries import COPIES, Entries, Index, Names, Nest, Square, View
 from memkit.compiler.native_rule import NativeRule
@@ -60,8 +60,8 @@ def test_an_iteration_stays_with_its_member(name: str) -> None:
 @pytest.mark.without_compiler
 def test_room_is_as_large_as_emitted_code_takes_it_for() -> None:
     """And the sum of more matrices read across their rows than are copied leaves the others where they lie."""
-    text = (Path(steps.__file__).parent / "products.cpp").read_text(encoding="utf-8")
-    assert f"constexpr long ROOM = {steps.ROOM};" in text
+    text = (Path(step.__file__).parent / "products.cpp").read_text(encoding="utf-8")
+    assert f"constexpr long ROOM = {step.ROOM};" in text
     matrices = [ir.param(f"x{i}", ("v", "k")) for i in range(COPIES + 2)]
     nest = Nest()
     entries = Entries(nest, {x: View(f"x{i}", {"v": "1", "k": "20"}, Memory(f"x{i}")) for i, x in enumerate(matrices)}, {}, Names(), {})
@@ -71,6 +71,18 @@ def test_room_is_as_large_as_emitted_code_takes_it_for() -> None:
     at = {"v": Index("i", frozenset({"i"})), "k": Index("j", frozenset({"j"}))}
     read = [entries.value(x, at).text for x in matrices]
     assert sum(t.startswith("room[") for t in read) == len(nest.lines[0]) == COPIES and read[-1] == f"x{COPIES + 1}[i + j * 20]"
+
+
+@pytest.mark.without_compiler
+@pytest.mark.parametrize("name", ["titans", "omeganet", "ttt_mlp", "gla", "kda"])
+def test_states_stay_with_the_members_that_made_them(name: str) -> None:
+    """A team's members keep their parts of a state in memory of their own, and what they add up over its axis is gathered."""
+    text = source(name, 64)
+    for function in ("chunks", "chunks_backward"):
+        head = text.partition(f"static void {function}_head(")[2].partition('extern "C"')[0]
+        slots = re.findall(r"real\* const (\w+_slots\w*) = (members == 1 \? \w+ : )?(\w+) \+", head)
+        assert slots and all(space == "own" for _, _, space in slots), (function, slots)
+        assert function == "chunks" or re.search(r"sums\w* \+ (member|\(member - 1\)) \* apart", head)
 
 
 @pytest.mark.without_compiler

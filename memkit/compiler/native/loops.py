@@ -11,7 +11,9 @@ from memkit.compiler.kernels.memory import packed
 from .arena import Memory
 from .entries import View, plus, times
 from .order import in_place
-from .steps import Step, copied_from
+from .private import private
+from .step import Step
+from .steps import copied_from
 
 if TYPE_CHECKING:
     from .text import Function
@@ -31,6 +33,7 @@ def loop(f: Function, scan: Node) -> dict[Node, Memory]:
     items, reads = f.items(body)
     gone = [i for i in range(k) if _stack(f, scan, i) is None]  # the others' old values are all kept
     items, still = in_place(items, reads, [(body.params[i], body.results[i]) for i in gone])
+    f.private |= private(f, items, reads, f.choices[body], body.params[:k])
     rounds = [_Carry(f, scan, i, i in {gone[j] for j in still}) for i in range(k)]
     if f.waits:
         f.barrier()
@@ -89,6 +92,7 @@ class _Carry:
         strides, size = packed(axes, most)
         self.strides, self.size = strides, -(-size // 16) * 16
         self.memory: Memory | None = None
+        self.private = self.saved is None and self.param in f.private and self.result in f.private
         start = f.view(scan.args[i])
         self.start = start.pointer if start is not None and dict(start.strides) == strides else ""
         self.direct = ""
@@ -101,8 +105,8 @@ class _Carry:
             fits = self.final is not None and dict(f.views[self.final].strides) == self.strides
             self.last = f.views[self.final].pointer if fits else self._room(1)  # type: ignore[index]
         elif still:
-            self.slots = self.direct or self._room(1)
-            self._copy(View(self.slots, strides, Memory(self.slots)))
+            self.slots = self._room(1) if self.private or not self.direct else self.direct
+            self._copy(View(self.slots, strides, self._memory(self.slots)))
         else:
             self.slots = self._room(2)
             if not self.start:
@@ -111,15 +115,23 @@ class _Carry:
     def _room(self, count: int) -> str:
         """Scratch for `count` values."""
         f = self.f
-        self.memory = f.arena.take(self.size * count)
+        space, arena = ("own", f.own_arena) if self.private else ("mine", f.arena)
+        self.memory = arena.take(self.size * count)._replace(space=space)
         name = f.names.new(f"{self.param.attrs['name']}_slots")
-        f.line(f"real* const {name} = mine + {self.memory.start};")
+        alone = f"members == 1 ? {self.direct} : " if self.still and self.direct else ""
+        f.line(f"real* const {name} = {alone}{space} + {self.memory.start};")
         return name
+
+    def _memory(self, name: str) -> Memory:
+        """What its steps touch: nothing that other members see, or an array."""
+        return Memory("own") if self.private else Memory(name)
 
     def _copy(self, view: View) -> None:
         """The value at the start, copied to where the first iteration finds it."""
         copy = copied(self.scan.args[self.i]).replace(axes=self.param.axes, name=self.param.attrs["name"])
         self.f.length[copy], self.f.views[copy] = self.f.length[self.param], view
+        if self.private:
+            self.f.private.add(copy)
         made = Step(self.f, copy)
         made.add(copied_from(made, self.scan.args[self.i]))
         made.done()
@@ -128,7 +140,7 @@ class _Carry:
         """Declare both places for one iteration."""
         f = self.f
         if self.still:
-            f.views[self.param] = f.views[self.result] = View(self.slots, self.strides, Memory(self.slots))
+            f.views[self.param] = f.views[self.result] = View(self.slots, self.strides, self._memory(self.slots))
             return
         before, after = f.names.new(self.param.attrs["name"]), f.names.new(f"{self.param.attrs['name']}_next")
         if self.saved is not None:
@@ -143,8 +155,8 @@ class _Carry:
             there = f"{step} + 1 < {count} ? {there} : {self.direct}" if self.direct else there
         f.line(f"const real* const {before} = {here};")
         f.line(f"real* const {after} = {there};")
-        f.views[self.param] = View(before, self.strides, Memory(before))
-        f.views[self.result] = View(after, self.strides, Memory(after))
+        f.views[self.param] = View(before, self.strides, self._memory(before))
+        f.views[self.result] = View(after, self.strides, self._memory(after))
 
     def finish(self) -> None:
         """The last value, copied to where it is read, unless the last iteration left it there."""
@@ -157,13 +169,17 @@ class _Carry:
                 where = pointer or f"({self.slots} + {count} % 2 * {self.size})"
                 self._copy_final(View(where, self.strides, self.memory or Memory("")))
         if self.memory is not None:
-            f.arena.give(self.memory)
+            f.give(self.memory)
 
     def _copy_final(self, source: View) -> None:
         f = self.f
         assert self.final is not None
         held = Node(Op.PARAM, (), self.param.axes, {"name": "last"})
         f.length[held], f.views[held] = f.length[self.param], source
+        if self.private:
+            f.private.add(self.final)
         made = Step(f, self.final)
         made.add(copied_from(made, held))
+        if self.still and self.direct:
+            made.lines = ["if (members > 1) {", *("    " + line for line in made.lines), "}"]
         made.done()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -28,15 +28,14 @@ class Product:
     summed: frozenset[str]
     sizes: Mapping[str, str]
 
-    def call(self, name: str, at: Mapping[str, str], add: str, split: str, bounds: tuple[str, str]) -> str:
-        """The text of a call of `name`. at: indices of the loops' axes. split: the axis of which only `bounds` (first, count) is done."""
+    def call(self, name: str, at: Mapping[str, str], add: str, bounds: Mapping[str, tuple[str, str]]) -> str:
+        """The text of a call of `name`. at: indices of the loops' axes. bounds: first and count of axes of which only so much is done."""
         places = []
         for view in (self.a, self.b, self.c):
             terms = [view.pointer, *(times(i, view.strides[x]) for x, i in at.items() if x in view.strides)]
-            if split and split in view.strides and split not in at:
-                terms.append(times(bounds[0], view.strides[split]))
+            terms += [times(first, view.strides[x]) for x, (first, _) in bounds.items() if x in view.strides and x not in at]
             places.append(plus(*terms))
-        counts = [bounds[1] if x and x == split else self.sizes[x] if x else "1" for x in (self.rows, self.cols, self.sums)]
+        counts = [bounds[x][1] if x in bounds else self.sizes[x] if x else "1" for x in (self.rows, self.cols, self.sums)]
         strides = [
             *(self.a.strides.get(x, "0") for x in (self.rows, self.sums)),
             *(self.b.strides.get(x, "0") for x in (self.sums, self.cols)),
@@ -50,15 +49,23 @@ class Product:
 
 
 def product_of(
-    node: Node, views: tuple[View, View, View], sizes: Sizes, most: Mapping[str, int], split: str = "", fixed: Sequence[str] = ("g",)
+    node: Node,
+    views: tuple[View, View, View],
+    sizes: Sizes,
+    most: Mapping[str, int],
+    apart: Container[str] = (),
+    fixed: Sequence[str] = ("g",),
 ) -> Product:
-    """The longest axis of each kind goes into the call, after axes that lie behind each other were joined. `fixed` are none of them."""
+    """The longest axis of each kind goes into the call, after axes that lie behind each other were joined.
+
+    apart: axes that are never joined, and go into the call before longer ones. fixed: axes that are no longer there.
+    """
     (a, b, c), (batch, rows, cols, sums) = views, ([x for x in axes if x not in fixed] for axes in choice.sides(node))
     sizes, most = dict(sizes), dict(most)
 
     def join(axes: list[str], views: Sequence[View]) -> None:
         for outer, inner in permutations(list(axes), 2):
-            if split not in (outer, inner) and {outer, inner} <= set(axes) and _behind(outer, inner, views, sizes):
+            if outer not in apart and inner not in apart and {outer, inner} <= set(axes) and _behind(outer, inner, views, sizes):
                 axes.remove(outer)
                 sizes[inner] = str(int(sizes[outer]) * int(sizes[inner]))
                 most[inner] *= most[outer]
@@ -66,7 +73,7 @@ def product_of(
     join(rows, (a, c))
     join(cols, (b, c))
     join(sums, (a, b))
-    row, col, summed = (max(axes, key=lambda x: most[x], default="") for axes in (rows, cols, sums))
+    row, col, summed = (max(axes, key=lambda x: (x in apart, most[x]), default="") for axes in (rows, cols, sums))
     loops = [x for x in (*batch, *rows, *cols, *sums) if x not in (row, col, summed)]
     return Product(a, b, c, row, col, summed, tuple(loops), frozenset(sums), sizes)
 

@@ -83,7 +83,7 @@ def runs(f: Function, items: Sequence[Node], roots: set[Node]) -> dict[int, Run]
     while start < len(items):
         axis = _first(f, items[start])
         stop = start
-        while stop < len(items) and axis and _joins(f, items[stop], axis, roots):
+        while stop < len(items) and axis and joins(f, items[stop], axis, roots):
             stop += 1
         matrices = sum(_rest(f, n, axis) >= MATRIX for n in items[start:stop])
         if matrices >= FEWEST:
@@ -126,7 +126,7 @@ def _joined(
         if node in wanted:
             needed.insert(0, node)
             wanted |= sources[node]
-    if not all(_joins(f, node, a.axis, roots) for node in needed):
+    if not all(joins(f, node, a.axis, roots) for node in needed):
         return None
     before, after = [n for n in between if n not in later], [n for n in later if n not in needed]
     return [*items[: a.first], *before, *first, *needed, *second, *after, *items[b.last + 1 :]]
@@ -142,7 +142,7 @@ def _rest(f: Function, node: Node, axis: str) -> int:
     return prod(most[a] for a in f.own(node) if a != axis)
 
 
-def _joins(f: Function, node: Node, axis: str, roots: set[Node]) -> bool:
+def joins(f: Function, node: Node, axis: str, roots: set[Node]) -> bool:
     """Whether a step makes each entry of the axis of the same entry of what it reads."""
     if node.op in (Op.SCAN, Op.SOLVE, Op.DECAY, Op.FOLD) or axis not in node.axes or node in f.adopted:
         return False

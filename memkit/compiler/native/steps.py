@@ -1,211 +1,73 @@
-"""The C++ of one step: a kept value, made entry by entry, by products that add into it, or along time."""
+"""The C++ of the steps: a kept value, made entry by entry, by products that add into it, or along time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 from memkit.compiler.ir import Node, Op, order_axes
 from memkit.compiler.kernels import keep
+from memkit.compiler.kernels.memory import packed
 from memkit.compiler.symmetric import is_symmetric
 from memkit.specs.errors import KernelError
 
 from . import choice
-from .arena import Memory, Share
-from .choice import Choice
-from .entries import COPIES, MAKERS, Entries, Index, Nest, Square, View, plus, times
+from .choice import Chain, Choice
+from .entries import MAKERS, Entries, Index, Nest, View, plus, times
 from .products import product_of
+from .step import ALL, Step
 
 if TYPE_CHECKING:
     from .text import Function
 
-BLOCK = 4096  # numbers of a large value that are made at a time
-FAR = 256  # numbers between two entries of an axis that threads may share anywhere: no vector, and no line of the cache, holds both
-ROWS = 64  # from this length on, an axis is split before those behind it, whose entries lie closer together
-SMALL = 1024  # entries of a value, times those of a sum, that one member of a team makes alone
-FEW = 16  # rows and columns of a matrix that is copied to be read along its rows
-ROOM = 65536  # numbers of `room`, as in products.cpp
-ALL = None  # a share that is none: entries of other members, too
-
-
-class Step:
-    """One step under construction: its value, where it lies, and how a team shares it."""
-
-    def __init__(self, f: Function, node: Node, work: int = 1, unsplit: Sequence[str] = ()) -> None:
-        self.f, self.node, self.out = f, node, f.views[node]
-        self.sizes, most = f.sizes(node), f.most(node)
-        axes = f.own(node)
-        able = [a for a in axes if a not in unsplit]
-        self.split, self.owner = _split(able, axes, most), ""
-        if f.run is not None:
-            self.split = ""  # one member does all of an entry of the run
-        elif prod(most[a] for a in axes) * work < SMALL or not self.split or most[self.split] < 2:
-            self.split, self.owner = "", str(f.owner)
-            f.owner += 1
-        self.reads: list[tuple[Memory, Share | None]] = []
-        self.lines: list[str] = []
-        self.block = ""
-
-    # ---- indices
-
-    def in_blocks(self) -> str:
-        """The loop that makes a large value a few rows at a time, so that its terms meet in the nearest cache; "" for a small one."""
-        if self.f.run is not None:
-            return ""
-        most = self.f.most(self.node)
-        rest = prod(most[a] for a in self.f.own(self.node) if a != self.split)
-        if self.owner or most[self.split] * rest < 2 * BLOCK:
-            return ""
-        count = max(16, BLOCK // rest // 16 * 16)
-        if 2 * count > most[self.split]:
-            return ""
-        first, last = self.part()
-        self.block = self.f.names.new(f"{self.split}_first")
-        self.count = f"fewer({count}, {last} - {self.block})"
-        return f"for (long {self.block} = {first}; {self.block} < {last}; {self.block} += {count}) {{"
-
-    def header(self, axis: str, variable: str, simd: bool = False, size: str = "") -> str:
-        size = size or self.sizes[axis]
-        mark = "IVDEP " if simd else ""
-        if axis == self.split:
-            end = f"{variable}_end"
-            first, last = self.part()
-            if self.block:
-                return f"{mark}for (long {variable} = {self.block}, {end} = {self.block} + {self.count}; {variable} < {end}; ++{variable})"
-            return (
-                f"{mark}for (long {variable} = {first}, {end} = {last}; {variable} < {end}; ++{variable})"
-            )
-        return f"{mark}for (long {variable} = 0; {variable} < {size}; ++{variable})"
-
-    def part(self) -> tuple[str, str]:
-        """Where this member's part of the split axis begins and ends; at any entry if these lie far apart, else at whole vectors."""
-        size, name = self.sizes[self.split], "exact_part" if self._exact() else "part"
-        return f"{name}({size}, member, members)", f"{name}({size}, member + 1, members)"
-
-    def _exact(self) -> bool:
-        stride = self.out.strides[self.split]
-        return not stride.isdigit() or int(stride) >= FAR
-
-    def bounds(self) -> tuple[str, str]:
-        """First and number of the split axis' entries that are this member's."""
-        if self.block:
-            return self.block, self.count
-        first, last = self.part()
-        return first, f"({last} - {first})"
-
-    def enter(self, nest: Nest, axes: Sequence[str], simd: bool = True, sizes: dict[str, str] | None = None) -> dict[str, Index]:
-        """Loops over `axes`, the last of them free of dependences."""
-        at = dict(self.f.fixed)
-        for i, axis in enumerate(axes):
-            variable = self.f.names.new(axis)
-            nest.enter(variable, self.header(axis, variable, simd and i == len(axes) - 1, (sizes or {}).get(axis, "")))
-            at[axis] = Index(variable, frozenset({variable}))
-        return at
-
-    def entries(self, nest: Nest) -> Entries:
-        return Entries(nest, Views(self.f), self.f.length, self.f.names, self.f.tables)
-
-    def square(self, at: Mapping[str, Index]) -> Square | None:
-        """The loops over the last two axes of a run's step, where these are long enough for copies to pay."""
-        last = self.f.own(self.node)[-2:]
-        sizes = [self.sizes[a] for a in last]
-        if self.f.run is None or len(last) < 2 or not all(s.isdigit() and int(s) >= FEW for s in sizes):
-            return None
-        rows, columns = map(int, sizes)
-        return Square(at[last[0]].text, rows, at[last[1]].text, columns) if COPIES * rows * columns <= ROOM else None
-
-    # ---- what was read and written
-
-    @property
-    def share(self) -> Share:
-        """Which part of the value a member makes."""
-        if self.owner:
-            return "owner", self.owner
-        return self._share(self.out.strides.get(self.f.run.axis if self.f.run else self.split, "")) or ("", "")
-
-    def note(self, entries: Entries, at: dict[str, Index]) -> None:
-        axis = self.f.run.axis if self.f.run else self.split
-        mine = at[axis].text if axis in at else ""
-        for view, own in entries.reads:
-            along = next((a for a, i in own.items() if mine and i.text == mine), "")
-            self.reads.append((view.memory, self._share(view.strides[along] if along else "")))
-
-    def note_view(self, view: View) -> None:
-        self.reads.append((view.memory, self._share(view.strides.get(self.f.run.axis if self.f.run else self.split, ""))))
-
-    def _share(self, stride: str) -> Share | None:
-        if self.owner:
-            return self.share
-        if not stride or stride == "0":
-            return ALL
-        if self.f.run is not None:
-            return f"exact {stride}", self.f.run.size
-        return f"exact {stride}" if self._exact() else stride, self.sizes[self.split]
-
-    def add(self, lines: Sequence[str]) -> None:
-        self.lines += lines
-
-    def done(self) -> None:
-        """Put into the function, behind a wait where one is needed."""
-        f = self.f
-        if f.run is not None:
-            f.run.take(self.lines, self.reads, self.out.memory, self.share)
-            return
-        f.before(self.reads, [(self.out.memory, self.share)])
-        if self.owner:
-            f.line(f"if (member == {self.owner} % members) {{")
-        for line in self.lines:
-            f.line(("    " if self.owner else "") + line)
-        if self.owner:
-            f.line("}")
-
-
-def _split(able: Sequence[str], axes: Sequence[str], most: Mapping[str, int]) -> str:
-    """The axis that a team shares: the first if whole matrices lie behind it, else the first that is long, else the longest."""
-    if able and able[0] == axes[0] and len(axes) > 2 and most[axes[0]] > 3 and prod(most[a] for a in axes[1:]) >= BLOCK // 4:
-        return able[0]
-    return next((a for a in able if most[a] >= ROWS), max(able, key=lambda a: most[a], default=""))
-
-
-class Views(dict):
-    """The arrays of a function as `Entries` wants them: by node, views of arrays included."""
-
-    def __init__(self, f: Function) -> None:
-        self.f = f
-
-    def __contains__(self, node: object) -> bool:
-        return node in self.f.views
-
-    def __getitem__(self, node: Node) -> View:
-        return self.f.views[node]
-
 
 def step(f: Function, node: Node, chosen: Choice) -> None:
     """The step that makes `node`."""
-    if node in chosen.chains:
-        _chain(f, node, chosen)
-    elif choice.is_product(node):
-        made = Step(f, node, _work(f, node))
-        made.add(_product(made, node, fresh=True))
-        made.done()
+    each = work(f, node, chosen)
+    if _terms(node, chosen) is not None:
+        _chain(f, node, chosen, each)
     elif node.op is Op.DECAY:
         _decay(f, node)
     elif node.op is Op.SOLVE:
-        _solve(f, node)
+        _solve(f, node, each)
     elif node.op is Op.FOLD or (node.op is Op.SCATTER and keep.offset(node) is None):
         _scattered(f, node)
     elif keep.contracted(node):
-        _sum(f, node)
+        _summed(f, node, each)
     else:
         made = Step(f, node)
         made.add(_entries(made, [node]))
         made.done()
 
 
-def _work(f: Function, node: Node) -> int:
-    sizes = {**f.most(node.args[1]), **f.most(node.args[0])}
-    return prod(sizes[a] for a in keep.contracted(node)) // 8 + 1
+def _terms(node: Node, chosen: Choice) -> Chain | None:
+    """The products that a value is a sum of, and the rest of the sum; None without products."""
+    return chosen.chains.get(node) or (Chain((), (node,)) if choice.is_product(node) else None)
+
+
+def apart(f: Function, node: Node, chosen: Choice) -> list[Node]:
+    """The sums along the team's axis that a value is made of: each member has one of its part, and these are added up."""
+    if f.run is not None or not f.team:
+        return []
+    chain = _terms(node, chosen)
+    if chain is not None:
+        return [p for p in chain.products if f.team in keep.contracted(p)]
+    return [node] if f.team in keep.contracted(node) and not _is_max(node) else []
+
+
+def work(f: Function, node: Node, chosen: Choice) -> int:
+    """What an entry takes, in entries that are only written, apart from sums of parts: products are fast, other sums less so."""
+    chain, parts = _terms(node, chosen), apart(f, node, chosen)
+    sums = [p for p in (chain.products if chain else (node,)) if p not in parts and keep.contracted(p)]
+    if node.op is Op.SOLVE:
+        return f.most(node)[node.attrs["rows"]] // 4 + 1
+    return max((prod(_lengths(f, p)[a] for a in keep.contracted(p)) // (32 if chain else 4) + 1 for p in sums), default=1)
+
+
+def _lengths(f: Function, node: Node) -> dict[str, int]:
+    """The most entries along every axis of what a node reads."""
+    return {**f.most(node.args[-1]), **f.most(node.args[0])}
 
 
 def _entries(made: Step, terms: Sequence[Node]) -> list[str]:
@@ -223,51 +85,110 @@ def _entries(made: Step, terms: Sequence[Node]) -> list[str]:
     return nest.text()
 
 
-def _chain(f: Function, node: Node, chosen: Choice) -> None:
+def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
     """The terms that are no products first, then every product added."""
-    chain = chosen.chains[node]
-    made = Step(f, node, max(_work(f, p) for p in chain.products))
+    chain, own = chosen.chains.get(node, Chain((), (node,))), apart(f, node, chosen)
+    if own:
+        made = _in_parts(f, node, each, own, _products, chain.rest)
+        _products(made, [p for p in chain.products if p not in own], "1")
+        made.done()
+        return
+    made = Step(f, node, each)
     block = made.in_blocks()
     if chain.rest:
         made.add(_entries(made, chain.rest))
-    for i, product in enumerate(chain.products):
-        made.add(_product(made, product, fresh=not chain.rest and i == 0))
+    _products(made, chain.products, "1" if chain.rest else "")
     if block:
         made.lines = [block, *("    " + line for line in made.lines), "}"]
     made.done()
 
 
-def _product(made: Step, node: Node, fresh: bool) -> list[str]:
-    """Calls that add a product to the step's value, or write it where nothing is there yet."""
+def _products(made: Step, products: Sequence[Node], begun: str = "") -> None:
+    """All of them added. begun: whether something is there that the first adds to, "" for no."""
+    for i, product in enumerate(products):
+        made.add(_product(made, product, "1" if i else begun))
+
+
+Write = Callable[[Step, Sequence[Node], str], None]
+
+
+def _in_parts(f: Function, node: Node, each: int, terms: Sequence[Node], write: Write, rest: Sequence[Node] = ()) -> Step:
+    """Sums along the axis that the team shares: each member adds up what comes of its part, in a place of its own, the first where
+    the value lies if all members see it. Returns the step that then adds up what the others made."""
+    out, (strides, size) = f.views[node], packed(f.own(node), f.most(node))
+    memory, name = f.spread.take(size)._replace(space="spread"), f.names.new("sums")
+    first = out.memory.space != "own" and dict(out.strides) == strides
+    place = f"{name} + (member - 1) * apart" if first else f"{name} + member * apart"
+    here = f.names.new("sum")
+    f.line(f"real* const {name} = spread + {memory.start};")
+    f.line(f"real* const {here} = {f'member == 0 ? {out.pointer} : ' if first else ''}{place};")
+    shared = Node(Op.PARAM, (), node.axes, {"name": here})
+    f.length[shared] = {a: x for n in (*terms[0].args, node) for a, x in f.length[n].items()}
+    f.views[shared] = View(here, strides, memory)
+    made = Step(f, shared, summed=True)
+    if first:
+        made.writes.append((out.memory, ("owner", "0")))
+        made.add(["if (member == 0) {", *("    " + line for line in _entries(made, rest)), "}"] if rest else [])
+    write(made, terms, "member == 0" if first and rest else "")
+    made.done()
+    f.spread.give(memory)  # taken again, if at all, by a step that waits for those that read it
+    made = Step(f, node, each)
+    made.add([] if first else _entries(made, rest))
+    nest, i = Nest(), f.names.new("i")
+    nest.enter(i, f"for (long {i} = {int(first)}; {i} < members; ++{i})")
+    at = made.enter(nest, f.own(node))
+    offset = plus(times(f"({i} - 1)" if first else i, "apart"), out.offset(at) if first else View(name, strides, memory).offset(at))
+    nest.lines[-1].append(f"{out.pointer}[{out.offset(at)}] += {name}[{offset}];")
+    made.reads.append((memory, ALL))
+    made.add(nest.text())
+    return made
+
+
+def _product(made: Step, node: Node, begun: str) -> list[str]:
+    """Calls that write a product, or add it where something is `begun`."""
     f = made.f
     a, b = (f.view(arg) for arg in node.args)
     if a is None or b is None:
         raise KernelError(f"a product of {node.args} without arrays", "operands that are kept", "backend: torch", "backend")
     sizes = f.sizes(*node.args)
-    p = product_of(node, (a, b, made.out), sizes, {**f.most(node.args[0]), **f.most(node.args[1])}, made.split, tuple(f.fixed))
+    p = product_of(node, (a, b, made.out), sizes, {**f.most(node.args[0]), **f.most(node.args[1])}, made.bounds(), tuple(f.fixed))
     made.note_view(a)
     made.note_view(b)
-    nest, at, begun = Nest(), {a: i.text for a, i in f.fixed.items() if a != "g"}, []
+    nest, at, again = Nest(), {a: i.text for a, i in f.fixed.items() if a != "g"}, [begun] if begun else []
     for axis in p.loops:
         variable = f.names.new(axis)
         nest.enter(variable, made.header(axis, variable, size=p.sizes[axis]))
         at[axis] = variable
-        begun += [f"{variable} > 0"] if axis in p.summed else []
-    add = "1" if not fresh else " || ".join(begun) or "0"
-    split = made.split if made.split in (p.rows, p.cols) else ""
-    whole = fresh and not split and not p.summed & {*p.loops} and is_symmetric(node) and p.sizes[p.rows] == p.sizes[p.cols]
+        again += [f"{variable} > 0"] if axis in p.summed else []
+    add = "1" if begun == "1" else " || ".join(again) or "0"
+    bounds = {a: b for a, b in made.bounds().items() if a in (p.rows, p.cols, p.sums)}
+    whole = not begun and not bounds and not p.summed & {*p.loops} and is_symmetric(node) and p.sizes[p.rows] == p.sizes[p.cols]
     name = "product_upper" if whole else "product"
-    nest.lines[-1].append(p.call(name, at, add, split, made.bounds() if split else ("", "")))
+    nest.lines[-1].append(p.call(name, at, add, bounds))
     return nest.text()
 
 
-def _sum(f: Function, node: Node) -> None:
+def _summed(f: Function, node: Node, each: int) -> None:
     """A REDUCE, or an einsum that is no product of matrices."""
+    if apart(f, node, Choice()):
+        made = _in_parts(f, node, each, [node], _sum)
+    else:
+        made = Step(f, node, each)
+        _sum(made, [node])
+    made.done()
+
+
+def _is_max(node: Node) -> bool:
+    return node.op is Op.REDUCE and node.attrs["fn"] == "max"
+
+
+def _sum(made: Step, nodes: Sequence[Node], begun: str = "") -> None:
+    """Loops that write the sum."""
+    f, (node,) = made.f, nodes
     widest = max(node.args, key=lambda a: len(a.axes))
     gone, own = list(keep.contracted(node)), f.own(node)
     sizes = f.sizes(*node.args)
-    made = Step(f, node, prod({**f.most(node.args[-1]), **f.most(node.args[0])}[a] for a in gone))
-    largest = node.op is Op.REDUCE and node.attrs["fn"] == "max"
+    largest = _is_max(node)
     along = bool(own) and widest.axes[-1] == own[-1] and not largest
     nest = Nest()
     if along:
@@ -290,11 +211,9 @@ def _sum(f: Function, node: Node) -> None:
         nest.after[depth].append(f"{made.out.pointer}[{made.out.offset(at)}] = {total};")
     made.note(entries, at)
     made.add(nest.text())
-    made.done()
 
 
 def _term(entries: Entries, node: Node, at: dict[str, Index]) -> str:
-    at = at
     return " * ".join(entries.value(a, at).text for a in node.args)
 
 
@@ -340,17 +259,17 @@ def _decay(f: Function, node: Node) -> None:
     made.done()
 
 
-def _solve(f: Function, node: Node) -> None:
+def _solve(f: Function, node: Node, each: int) -> None:
     """The right-hand side is copied and solved in place, with the system's entries below the diagonal negated in rows of their own."""
     lower, right = node.args
     rows, cols, back = node.attrs["rows"], node.attrs["cols"], int(node.attrs["transpose"])
     batch = [a for a in node.axes if a in lower.axes and a not in ("g", rows, cols)]
     own = [a for a in node.axes if a not in ("g", rows, *batch)]
-    made = Step(f, node, f.most(node)[rows] // 4 + 1, unsplit=(rows, *batch))
+    made = Step(f, node, each, unsplit=(rows, *batch))
     made.add(copied_from(made, right))
     copy = lower.replace(axes=("g", *batch, rows, cols) if "g" in lower.axes else (*batch, rows, cols), name="below")
     f.length[copy] = f.length[lower]
-    f.views[copy] = f.scratch(copy)
+    f.views[copy] = f.own_scratch(copy) if made.alone else f.scratch(copy)
     below = Step(f, copy)
     nest = Nest()
     at = below.enter(nest, f.own(copy))
@@ -360,7 +279,7 @@ def _solve(f: Function, node: Node) -> None:
     below.note(entries, at)
     below.add(nest.text())
     below.done()
-    made.note_view(View("", {}, below.out.memory))
+    made.note_view(below.out)
     nest, here = Nest(), {}
     most = f.most(node)
     width = made.split or max(own, key=lambda a: most[a], default="")
@@ -368,15 +287,14 @@ def _solve(f: Function, node: Node) -> None:
         variable = f.names.new(axis)
         nest.enter(variable, made.header(axis, variable))
         here[axis] = Index(variable)
-    first, count = made.bounds() if made.split else ("0", made.sizes[width] if width else "1")
+    first, count = made.bounds()[made.split] if made.split else ("0", made.sizes[width] if width else "1")
     step, apart = made.out.strides[rows], made.out.strides.get(width, "1")
     x = plus(made.out.pointer, *_moved(here, made.out), times(first, apart if width else "0"))
     low = plus(below.out.pointer, *_moved(here, below.out))
     nest.lines[-1].append(f"solve({made.sizes[rows]}, {count}, {low}, {below.out.strides[rows]}, {x}, {step}, {apart}, {back}, room);")
     made.add(nest.text())
     made.done()
-    if f.views[copy].memory.space == "mine":
-        f.arena.give(f.views[copy].memory)
+    f.give(f.views[copy].memory)
 
 
 def _moved(at: Mapping[str, Index], view: View) -> list[str]:

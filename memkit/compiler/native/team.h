@@ -25,6 +25,8 @@ extern "C" void in_large_pages(void* first, long bytes) {
 #endif
 }
 
+constexpr long PARTS = 64;  // members of a team at most
+
 struct Team {
     long members;
     std::atomic<long> arrived{0}, turn{0};
@@ -100,10 +102,13 @@ struct Scratch {
     real* data() const { return block->data; }
 };
 
+// The most members of a team, with so many heads and threads.
+static inline long members_of(long G, long threads) { return G < 1 || threads <= G ? 1 : fewer((threads + G - 1) / G, PARTS); }
+
 // body(g, mine, room, team, member) for every head g. Returns 0, or 1 where memory ran out.
 template <class Body>
 static int for_heads(long G, long threads, long numbers, long room, Body body) {
-    threads = threads < 1 ? 1 : threads;
+    threads = fewer(threads < 1 ? 1 : threads, PARTS * (G < 1 ? 1 : G));
     const long teams = threads < G ? threads : G;
     if (teams == 0) return 0;
     std::vector<std::unique_ptr<Team>> team;

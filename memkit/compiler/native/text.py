@@ -15,9 +15,12 @@ from . import choice, loops, runs, steps
 from .arena import Arena, Memory, Share, Waits
 from .choice import Choice
 from .entries import Entries, Index, Names, Nest, View, flat, plus, times
+from .private import private
 from .runs import Run
+from .step import is_small
 
 SKIPPED = ("g", "n")
+FEWEST = 32  # entries of an axis that a team shares
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class Function:
         self.fixed: dict[str, Index] = {"g": Index("g")}  # indices of axes that no step goes through
         self.run: Run | None = None  # the run of steps that is being written, if one is
         self.own_arena = Arena()  # what each member of a team keeps for itself
+        self.spread = Arena()  # what each member makes for all
+        self.private: set[Node] = set()  # values of which each member makes, and reads, its part only
+        self.team = self._team(graph)
         self.adopted: set[Node] = set()  # results that their origin is made in the place of
 
     def _study(self, graph: Graph, given: Sequence[Lengths]) -> None:
@@ -63,6 +69,15 @@ class Function:
                 self._study(node.body, [found[a] for a in node.args])
             if node.op is Op.GET:
                 self.gets.setdefault(node.args[0], {})[node.attrs["index"]] = node
+
+    def _team(self, graph: Graph) -> str:
+        """The axis along which members own parts of all states, which then never go from one member's cache to another's; "" for none."""
+        for scan in (n for n in graph.nodes() if n.op is Op.SCAN):
+            assert scan.body is not None
+            states = [p for p in scan.body.params[: scan.attrs["carries"]] if len(self.own(p)) > 1]
+            common = [a for a in (self.own(states[0]) if states else ()) if all(a in p.axes for p in states)]
+            return next((a for a in common if min(self.most(p)[a] for p in states) >= FEWEST), "")
+        return ""
 
     # ---- the whole
 
@@ -77,17 +92,19 @@ class Function:
         self.adopt(self.graph)
         items, reads = self.items(self.graph)
         self.level(self.graph, runs.gathered(self, items, reads, self.choices[self.graph].roots), reads)
-        wide, own = sum(self.wide), self.own_arena.peak
+        wide, own, apart = sum(self.wide), self.own_arena.peak, self.spread.peak
+        spread = f"{self.arena.peak}{f' + N * {wide}' if wide else ''}"
         head = [
             f"static void {name}_head(", "    const real* const* in, real* const* out, long N, long G, long LT, long g,",
             "    real* mine, real* room, Team& team, long member) {", "    const long members = team.members;",
             *([f"    real* const wide = mine + {self.arena.peak};"] if wide else []),
             *(["    real* const own = room + product_room();"] if own else []),
+            *([f"    real* const spread = mine + {spread};", f"    const long apart = {apart};"] if apart else []),
         ]  # fmt: skip
         call = f"{name}_head(in, out, N, G, LT, g, mine, room, team, member);"
         tail = [
             "}", "", f'extern "C" int {name}(const real* const* in, real* const* out, long N, long G, long LT, long threads) {{',
-            f"    return for_heads(G, threads, {self.arena.peak}{f' + N * {wide}' if wide else ''}, product_room() + {own},",
+            f"    return for_heads(G, threads, {spread}{f' + members_of(G, threads) * {apart}' if apart else ''}, product_room() + {own},",
             "        [=](long g, real* mine, real* room, Team& team, long member) {", f"            {call}", "        });", "}",
         ]  # fmt: skip
         results = tuple(
@@ -136,6 +153,28 @@ class Function:
         memory = self.arena.take(size)
         self.line(f"real* const {name} = mine + {memory.start};")
         return View(name, strides, memory)
+
+    def own_scratch(self, node: Node) -> View:
+        """Room for a value that every member makes for itself."""
+        name = self.names.new(node.name or node.attrs.get("fn", node.op.value))
+        strides, size = packed([a for a in self.own(node) if a not in SKIPPED], self.most(node))
+        memory = self.own_arena.take(size)
+        self.line(f"real* const {name} = own + {memory.start};")
+        return View(name, strides, memory._replace(space="own"))
+
+    def place(self, node: Node, chosen: Choice) -> View:
+        """Room for the value of a step."""
+        if self.run is not None:
+            return self.run.scratch(node)
+        alone = "n" not in node.axes and is_small(self, node, steps.work(self, node, chosen))
+        return self.own_scratch(node) if alone or node in self.private else self.scratch(node)
+
+    def give(self, memory: Memory) -> None:
+        """What is not read any more makes room."""
+        if memory.space == "own":
+            self.own_arena.give(memory)
+        elif memory.space == "mine":
+            self.arena.give(memory)
 
     def view(self, node: Node) -> View | None:
         """The array in which `node` lies, if it lies in one."""
@@ -190,6 +229,7 @@ class Function:
                 last[read] = i
         mine: dict[Node, Memory] = {}
         found = runs.runs(self, items, chosen.roots)
+        self.private |= private(self, items, reads, chosen)
         for i, node in enumerate(items):
             run = found.get(i)
             if run is not None:
@@ -199,17 +239,17 @@ class Function:
             elif node not in self.adopted:
                 self.title(node)
                 if node not in self.views:
-                    self.views[node] = self.scratch(node) if self.run is None else self.run.scratch(node)
-                    if self.views[node].memory.space == "mine":
+                    self.views[node] = self.place(node, chosen)
+                    if self.run is None or self.views[node].memory.space == "mine":
                         mine[node] = self.views[node].memory
                 steps.step(self, node, chosen)
             if self.run is not None and self.run.over(i):
                 self.run = None
             if self.run is None:
                 for read in [n for n in mine if last.get(n, i) <= i]:
-                    self.arena.give(mine.pop(read))
+                    self.give(mine.pop(read))
         for memory in mine.values():
-            self.arena.give(memory)
+            self.give(memory)
 
     def title(self, node: Node) -> None:
         """What the next lines make."""
