@@ -69,7 +69,7 @@ def precise(spec: LayerSpec, dtype: torch.dtype, T: int) -> None:
     rule, oracle = kernels(spec, K, V), ReferenceRule(spec, K, V)
     own, same = defaultdict(list), defaultdict(list)
     far: dict[str, tuple[float, float]] = {}
-    for seed in range(3):
+    for seed in range(laws.DRAWS):
         narrow = draw(oracle, B=1, H=1, T=T, dtype=dtype, seed=seed)
         best = values_and_gradients(oracle, narrow.map(torch.Tensor.double))
         for found, one in ((own, rule), (same, oracle)):
