@@ -26,7 +26,11 @@ SHARES = {"token": 13, "decayed": 7, "chunk": 20}
 def test_drawn_specs(sort: str) -> None:
     @settings(
         max_examples=SHARES[sort] if not ASKED else ASKED * SHARES[sort] // sum(SHARES.values()),
-        derandomize=not ASKED, deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck),  # type: ignore
+        derandomize=not ASKED,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),  # type: ignore
     )
     @given(runs(sort, finite=True))
     def agrees(case: Run) -> None:

@@ -93,12 +93,12 @@ class Names:
 
 # C++'s own, and what emitted functions call what they are given
 WORDS = (
-    "G", "LT", "N", "Team", "abs", "and", "apart", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const", "continue",
-    "cos", "default", "delete", "do", "double", "else", "enum", "exact_part", "exp", "fewer", "float", "for", "for_heads", "g", "goto",
-    "if", "in", "int", "log", "long", "main", "member", "members", "members_of", "mine", "new", "not", "or", "out", "own", "part",
-    "private", "product", "product_room", "public", "real", "register", "return", "room", "short", "signed", "sin", "sizeof", "solve",
-    "spread", "sqrt", "static", "struct", "switch", "team", "template", "this", "try", "turned", "typedef", "union", "unsigned", "using",
-    "void", "volatile", "wait", "while", "wide", "xor",
+    "G", "LT", "N", "Team", "above", "abs", "and", "apart", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const",
+    "continue", "cos", "default", "delete", "do", "double", "else", "enum", "exact_part", "exp", "fewer", "float", "for", "for_heads",
+    "g", "goto", "if", "in", "int", "log", "long", "main", "member", "members", "members_of", "mine", "new", "not", "or", "out", "own",
+    "part", "private", "product", "product_room", "public", "real", "register", "return", "room", "short", "signed", "sin", "sizeof",
+    "solve", "spread", "sqrt", "static", "struct", "switch", "team", "template", "this", "try", "turned", "typedef", "union", "unsigned",
+    "using", "void", "volatile", "wait", "while", "wide", "xor",
 )  # fmt: skip
 
 

@@ -15,8 +15,9 @@ from memkit.specs.errors import KernelError
 from . import choice
 from .choice import Chain, Choice
 from .entries import MAKERS, Entries, Index, Nest, View, plus, times
-from .products import product_of
+from .products import Product, product_of
 from .step import ALL, Step
+from .zeros import ANYWHERE, ENDLESS, strip
 
 if TYPE_CHECKING:
     from .text import Function
@@ -94,7 +95,7 @@ def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
         made.done()
         return
     made = Step(f, node, each)
-    block = made.in_blocks()
+    block = made.in_blocks() if chain.rest or len(chain.products) > 1 else ""
     if chain.rest:
         made.add(_entries(made, chain.rest))
     _products(made, chain.products, "1" if chain.rest else "")
@@ -109,6 +110,8 @@ def _products(made: Step, products: Sequence[Node], begun: str = "") -> None:
         made.add(_product(made, product, "1" if i else begun))
 
 
+FEWEST = 16  # rows of a block that leaves out zeros
+WORTH = 0.8  # of a product's sums, if no more are left
 Write = Callable[[Step, Sequence[Node], str], None]
 
 
@@ -163,9 +166,32 @@ def _product(made: Step, node: Node, begun: str) -> list[str]:
     add = "1" if begun == "1" else " || ".join(again) or "0"
     bounds = {a: b for a, b in made.bounds().items() if a in (p.rows, p.cols, p.sums)}
     whole = not begun and not bounds and not p.summed & {*p.loops} and is_symmetric(node) and p.sizes[p.rows] == p.sizes[p.cols]
-    name = "product_upper" if whole else "product"
-    nest.lines[-1].append(p.call(name, at, add, bounds))
+    if not whole:
+        bounds |= _past_zeros(made, node, p, nest, bounds)
+    nest.lines[-1].append(p.call("product_upper" if whole else "product", at, add, bounds))
     return nest.text()
+
+
+def _past_zeros(made: Step, node: Node, p: Product, nest: Nest, bounds: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """The loop over blocks of rows, or of columns, that leaves out most of what is known to be zero; the bounds of a block."""
+    if not p.sums or p.sums in bounds:
+        return {}
+    most, found = _lengths(made.f, node), []
+    for x, operand in ((p.rows, node.args[0]), (p.cols, node.args[1])):
+        if x and most[x] >= 2 * FEWEST:
+            each, known = max(FEWEST, most[x] // 8 // FEWEST * FEWEST), strip(operand, x, p.sums)
+            found.append((known.share(most[x], most[p.sums], each), x, each, known))
+    share, x, each, known = min(found, default=(1.0, "", 0, ANYWHERE))
+    if share > WORTH:
+        return {}
+    start, count = bounds.get(x, ("0", p.sizes[x]))
+    if x != made.blocks[0]:
+        start, first, end = made.f.names.new(f"{x}_first"), start, plus(start, count)
+        nest.enter(start, f"for (long {start} = {first}; {start} < {end}; {start} += {each})")
+        count = f"fewer({each}, {end} - {start})"
+    low = "0" if known.least <= -ENDLESS else f"above({plus(start, str(known.least))})"
+    high = p.sizes[p.sums] if known.most >= ENDLESS else f"fewer({p.sizes[p.sums]}, {plus(start, str(each + known.most))})"
+    return {x: (start, count), p.sums: (low, high if low == "0" else f"above({high} - {low})")}
 
 
 def _summed(f: Function, node: Node, each: int) -> None:
