@@ -298,7 +298,14 @@ def check_neutral(make_rule: MakeRule, spec: LayerSpec, knob: str, *, dtype: tor
 
 
 def check_against(
-    make_rule: MakeRule, make_oracle: MakeRule, spec: LayerSpec, *, T: int = 9, prefix: int = 0, key_dim: int = K, value_dim: int = V,
+    make_rule: MakeRule,
+    make_oracle: MakeRule,
+    spec: LayerSpec,
+    *,
+    T: int = 9,
+    prefix: int = 0,
+    key_dim: int = K,
+    value_dim: int = V,
     tol: float = TOL,
 ) -> None:
     """In float64, a rule equals the oracle in outputs, final state and every gradient, from a start or from a state `prefix` tokens old."""

@@ -115,7 +115,10 @@ def test_validate_reports_all_files(memkit) -> None:
     result = memkit("validate", "bad.yaml", "good.yaml", "plain", "nope")
     assert result.code == 2 and result.out == "good.yaml: ok\n"
     assert [line for line in result.err.splitlines() if " at " in line] == [
-        "SpecError at bad.yaml:1:1", "SpecError at bad.yaml:2:9", "SpecError at plain:1:7", "SpecError at source",
+        "SpecError at bad.yaml:1:1",
+        "SpecError at bad.yaml:2:9",
+        "SpecError at plain:1:7",
+        "SpecError at source",
     ]
     assert memkit("validate", "good.yaml", "--set", "memory.depth=9").code == 2
 

@@ -22,7 +22,11 @@ SHARES = {"token": 210, "decayed": 130, "chunk": 240, "kernel": 80}  # draws of 
 def drawn(sort: str):
     count = SHARES[sort] if not ASKED else ASKED * SHARES[sort] // sum(SHARES.values())
     return settings(
-        max_examples=count, derandomize=not ASKED, deadline=None, database=None, print_blob=True,
+        max_examples=count,
+        derandomize=not ASKED,
+        deadline=None,
+        database=None,
+        print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     )
 

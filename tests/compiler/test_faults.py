@@ -196,7 +196,9 @@ KERNEL = {"features": "exponential"}
 MUON = {"optimizer": "muon"}
 HEADLESS = {**KERNEL, "memory": {"kind": "chain", "steps": [{"activation": "tanh"}, {"linear": 1}]}}
 ONLY_KERNEL, FACTOR, ONE_MATRIX, LINEAR_STEP = (
-    "the features exist only as a kernel", "retention is not a factor", "the memory is not linear in one weight",
+    "the features exist only as a kernel",
+    "retention is not a factor",
+    "the memory is not linear in one weight",
     "the inner optimizer is not linear in the gradient",
 )
 ELSEWHERE = "weight W enters the memory's equation other than as a matrix times activations"

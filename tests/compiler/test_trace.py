@@ -81,28 +81,72 @@ CASES = {
     "sum of a repeated dimension": (lambda x: x[None].expand(5, 4).sum(0) + x.expand(3, 4).mean(0), ["k"]),
     "product over a repeated dimension": (lambda x: torch.dot(x.sum().expand(4), torch.ones(4).to(x)) * x, ["k"]),
     "activations": (
-        lambda x: F.elu(x) + F.relu(x) + F.softplus(x) + F.hardtanh(x) + F.logsigmoid(x) + F.mish(x) + F.selu(x)
-        + F.leaky_relu(x) + F.celu(x, 0.5) + F.softsign(x) + F.hardswish(x) + F.silu(x) + F.gelu(x),
+        lambda x: (
+            F.elu(x)
+            + F.relu(x)
+            + F.softplus(x)
+            + F.hardtanh(x)
+            + F.logsigmoid(x)
+            + F.mish(x)
+            + F.selu(x)
+            + F.leaky_relu(x)
+            + F.celu(x, 0.5)
+            + F.softsign(x)
+            + F.hardswish(x)
+            + F.silu(x)
+            + F.gelu(x)
+        ),
         ["k"],
     ),
     "tanh gelu": (lambda x: F.gelu(x, approximate="tanh"), ["k"]),
     "softplus with beta": (lambda x: F.softplus(x, beta=2.0), ["k"]),
     "functions": (
-        lambda x: x.exp() + x.expm1() + x.sin() + x.cos() + x.tan() + x.sinh() + x.cosh() + x.tanh() + x.erf()
-        + x.erfc() + x.atan() + x.sigmoid() + x.abs() + x.sign() + x.square() + x.floor() + x.ceil() + x.round()
-        + torch.exp2(x),
+        lambda x: (
+            x.exp()
+            + x.expm1()
+            + x.sin()
+            + x.cos()
+            + x.tan()
+            + x.sinh()
+            + x.cosh()
+            + x.tanh()
+            + x.erf()
+            + x.erfc()
+            + x.atan()
+            + x.sigmoid()
+            + x.abs()
+            + x.sign()
+            + x.square()
+            + x.floor()
+            + x.ceil()
+            + x.round()
+            + torch.exp2(x)
+        ),
         ["k"],
     ),
     "functions of positive values": (
-        lambda x: (y := x * x + 0.5).log() + y.sqrt() + y.rsqrt() + y.reciprocal() + y.log1p() + y.log2() + y.log10()
-        + y**0.5 + y**-1.5 + 2**x + y**x + 1 / y + y**2 + y**-1,
+        lambda x: (
+            (y := x * x + 0.5).log()
+            + y.sqrt()
+            + y.rsqrt()
+            + y.reciprocal()
+            + y.log1p()
+            + y.log2()
+            + y.log10()
+            + y**0.5
+            + y**-1.5
+            + 2**x
+            + y**x
+            + 1 / y
+            + y**2
+            + y**-1
+        ),
         ["k"],
     ),
     "arithmetic": (lambda x, y: 1 - x + y / 3 - 2 * x + torch.add(x, y, alpha=2) - torch.sub(x, y, alpha=3), "kk"),
     "bounds": (lambda x: x.clamp(min=0) + x.clamp(-0.5, 0.5) + x.clamp(max=0.1) + torch.maximum(x, x * x), ["k"]),
     "flags": (
-        lambda x, y: ((x > 0) & ~(y > 0)).to(x.dtype) + torch.logical_or(x > y, x == y) * x + (x != y) * y
-        + x.masked_fill(x < 0, 2.0),
+        lambda x, y: ((x > 0) & ~(y > 0)).to(x.dtype) + torch.logical_or(x > y, x == y) * x + (x != y) * y + x.masked_fill(x < 0, 2.0),
         ["k", "k"],
     ),
     "where with numbers": (lambda x: torch.where(x > 0, x, 0.0) + torch.where(x > 0, 1.0, x), ["k"]),

@@ -225,8 +225,13 @@ def test_widths() -> None:
 
 
 OPTIONS = (
-    {"layer.conv": 0}, {"layer.conv": 1}, {"layer.output_norm": "none"}, {"layer.output_norm": "layer"}, {"layer.output_gate": False},
-    {"layer.activation": "none"}, {"layer.key_norm": "none"},
+    {"layer.conv": 0},
+    {"layer.conv": 1},
+    {"layer.output_norm": "none"},
+    {"layer.output_norm": "layer"},
+    {"layer.output_gate": False},
+    {"layer.activation": "none"},
+    {"layer.key_norm": "none"},
 )
 
 

@@ -31,6 +31,8 @@ WIDE: Mapping[str, tuple[str, Mapping[str, Any], int, int]] = {
     "frozen": ("titans", {"update.chunk_size": 24}, 64, 64),
     "frozen with a window": ("omeganet", {"window.size": 5, "update.chunk_size": 20}, 10, 10),
     "frozen with a norm": ("ttt_mlp", {}, 34, 34),
+    "long chunks of solve": ("gated_deltanet", {}, 20, 33),
+    "long chunks of frozen": ("omeganet", {"window.size": 5, "update.chunk_size": 48, "features": "identity"}, 34, 34),
     "orthogonal": ("atlas", {"features": "identity", "update.chunk_size": 16, "optimizer.steps": 2}, 33, 33),
 }
 
@@ -51,9 +53,9 @@ def preset(name: str) -> NativeRule:
 
 
 def wide(case: str) -> NativeRule:
-    """A rule of `WIDE`, with tiles of 24 tokens."""
+    """A rule of `WIDE`, with tiles of 24 tokens, or of 48, in which products leave out zeros."""
     name, overrides, key_dim, value_dim = WIDE[case]
-    return native(spec_of(name, overrides), key_dim, value_dim, tile=24)
+    return native(spec_of(name, overrides), key_dim, value_dim, tile=48 if case.startswith("long") else 24)
 
 
 def drawn_wide(rule: NativeRule, tokens: int, heads: int) -> Inputs:

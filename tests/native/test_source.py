@@ -15,7 +15,7 @@ from memkit.compiler.native.arena import Memory
 from memkit.compiler.native.entries import COPIES, Entries, Index, Names, Nest, Square, View
 from memkit.compiler.native_rule import NativeRule
 
-from .rules import COVERED
+from .rules import COVERED, wide
 
 GOLDEN = Path(__file__).parent / "linear_attention.cpp"
 
@@ -83,6 +83,14 @@ def test_states_stay_with_the_members_that_made_them(name: str) -> None:
         slots = re.findall(r"real\* const (\w+_slots\w*) = (members == 1 \? \w+ : )?(\w+) \+", head)
         assert slots and all(space == "own" for _, _, space in slots), (function, slots)
         assert function == "chunks" or re.search(r"sums\w* \+ (member|\(member - 1\)) \* apart", head)
+
+
+@pytest.mark.without_compiler
+@pytest.mark.parametrize("case", ["long chunks of solve", "long chunks of frozen"])
+def test_products_leave_out_zeros(case: str) -> None:
+    calls = re.findall(r"product\((.*)\);", wide(case).native.module.source)
+    left_out = [c for c in calls if re.search(r"fewer\((LT|\(LT \+ \d+\)), \w+_first\w* \+ \d+\)|above\(", c.split(", room")[0])]
+    assert len(left_out) >= len(calls) // 8, calls
 
 
 @pytest.mark.without_compiler

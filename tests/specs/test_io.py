@@ -59,7 +59,9 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     data["window"] = {"size": draw(st.integers(1, 4096)), "gate": draw(gates(0.0, 1.0) | st.just("none"))}
     data["update"] = {"grad_at": draw(st.sampled_from(["token", "decayed", "chunk"])), "chunk_size": draw(st.integers(1, 65536))}
     data["layer"] = {
-        "heads": draw(st.integers(1, 1024)), "key_dim": draw(st.none() | st.integers(1, 64)), "output_gate": draw(st.booleans()),
+        "heads": draw(st.integers(1, 1024)),
+        "key_dim": draw(st.none() | st.integers(1, 64)),
+        "output_gate": draw(st.booleans()),
         "output_norm": draw(st.sampled_from(["none", "rms", "layer"])),
     }
     return data
@@ -119,9 +121,29 @@ def test_words_that_yaml_reads_otherwise_are_quoted(word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1", 1), ("-0", 0), ("+7", 7), ("0o17", 15), ("0x1F", 31), ("010", 10), ("1.5", 1.5), ("-.5", -0.5), ("1e-3", 0.001), ("2.", 2.0),
-        ("true", True), ("FALSE", False), ("yes", "yes"), ("~", None), ("", None), ("null", None), ("'1'", "1"), ("1_0", "1_0"),
-        ("[1, a, {b: c}]", [1, "a", {"b": "c"}]), ("1:30", "1:30"), ("2001-01-01", "2001-01-01"), ("=", "="), ("'~'", "~"),
+        ("1", 1),
+        ("-0", 0),
+        ("+7", 7),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("010", 10),
+        ("1.5", 1.5),
+        ("-.5", -0.5),
+        ("1e-3", 0.001),
+        ("2.", 2.0),
+        ("true", True),
+        ("FALSE", False),
+        ("yes", "yes"),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("'1'", "1"),
+        ("1_0", "1_0"),
+        ("[1, a, {b: c}]", [1, "a", {"b": "c"}]),
+        ("1:30", "1:30"),
+        ("2001-01-01", "2001-01-01"),
+        ("=", "="),
+        ("'~'", "~"),
     ],
 )
 def test_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
@@ -300,10 +322,15 @@ def test_hostile_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     parts = {
-        "folder": "is a directory", "binary": "byte 0x80 at offset 128", "utf16": "byte 0xff at offset 0",
+        "folder": "is a directory",
+        "binary": "byte 0x80 at offset 128",
+        "utf16": "byte 0xff at offset 0",
         "latin": "byte 0xe9 at offset 11",
-        "zeros": "a character that YAML does not allow", "big": f"more than {MAX_BYTES // K} KiB", "pipe": "is no regular file",
-        "loop": "cannot be read", "missing": "no file",
+        "zeros": "a character that YAML does not allow",
+        "big": f"more than {MAX_BYTES // K} KiB",
+        "pipe": "is no regular file",
+        "loop": "cannot be read",
+        "missing": "no file",
     }
     for name, part in parts.items():
         with refused_quickly(part):

@@ -302,9 +302,14 @@ def by_hand(spec: LayerSpec, recurrence: Recurrence, x: Inputs, start: MemorySta
     for r in range(rows):
         for h in range(heads):
             sequence = Sequence(
-                x.q[r, :, h], x.k[r, :, h], x.v[r, :, h], {n: g[r, :, h] for n, g in x.gates.items()},
-                {n: w[r, h] for n, w in start.weights.items()}, {n: s["S"][r, h] for n, s in start.slots.items() if s},
-                x.params, lambda z: spec.features(z, **coefficients),
+                x.q[r, :, h],
+                x.k[r, :, h],
+                x.v[r, :, h],
+                {n: g[r, :, h] for n, g in x.gates.items()},
+                {n: w[r, h] for n, w in start.weights.items()},
+                {n: s["S"][r, h] for n, s in start.slots.items() if s},
+                x.params,
+                lambda z: spec.features(z, **coefficients),
             )
             ys, W, S = recurrence(sequence)
             one = {"y": torch.stack(ys)} | {f"weights.{n}": w for n, w in W.items()} | {f"slots.{n}": s for n, s in S.items()}
@@ -359,7 +364,9 @@ SAME: Mapping[str, tuple[Paper, str, Mapping[str, Callable[[Tensor], Tensor]]]] 
     "gla is linear_attention": (Paper("gla", linear_attention), "linear_attention", {"retain": _ones}),
     "retnet is linear_attention": (Paper("retnet", linear_attention), "linear_attention", {"retain": _ones}),
     "deep_transformer is exp_attention": (
-        Paper("deep_transformer", exp_attention, {**TOKEN, "memory": "linear"}), "exp_attention", {"step_size": _ones},
+        Paper("deep_transformer", exp_attention, {**TOKEN, "memory": "linear"}),
+        "exp_attention",
+        {"step_size": _ones},
     ),
     "ttt_linear is deltanet": (Paper("ttt_linear", deltanet, {"memory": "linear", "update.chunk_size": 1}), "deltanet", {}),
 }

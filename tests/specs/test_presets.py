@@ -150,7 +150,5 @@ def test_a_fresh_memory_learns_and_stays_bounded(name: str) -> None:
     weights = rule.init_weights(1, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         y, _ = rule(k, k, v, fresh_gates(rule, 160), weights, check=True)
-    early, late = (
-        sum(rule.spec.bias.loss(y[0, t, 0], v[0, t, 0]).item() for t in tokens) / 5 for tokens in (range(5), range(155, 160))
-    )
+    early, late = (sum(rule.spec.bias.loss(y[0, t, 0], v[0, t, 0]).item() for t in tokens) / 5 for tokens in (range(5), range(155, 160)))
     assert late < early, f"{name}: inner loss {late:.4f} after 160 tokens, {early:.4f} in the first 5"

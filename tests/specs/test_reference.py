@@ -170,6 +170,7 @@ def tensor(values: object) -> Tensor:
 
 def run(spec: LayerSpec, q: object, k: object, v: object, gates: Named, weights: Named) -> tuple[Tensor, dict[str, Tensor]]:
     """y [T, V] and the final weights; tokens are rows, gates one value (or row) a token."""
+
     def rows(x: object) -> Tensor:
         return tensor(x)[None, :, None]
 

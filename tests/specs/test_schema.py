@@ -47,9 +47,16 @@ def test_presets_as_written_fit_the_committed_schema(name: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        {"windw": 1}, {"memory": "mpl"}, {"memory": {"kind": "linear", "depth": 1}}, {"window": {"size": 0}}, {"bias": 3},
-        {"retention": {"kind": "scalar", "gate": 1.5}}, {"optimizer": {"kind": "gd", "step_size": {"kind": "learned", "start": -1}}},
-        {"window": {"gate": "nonee"}}, {"extends": 1}, {"layer": {"output_gate": "yes"}},
+        {"windw": 1},
+        {"memory": "mpl"},
+        {"memory": {"kind": "linear", "depth": 1}},
+        {"window": {"size": 0}},
+        {"bias": 3},
+        {"retention": {"kind": "scalar", "gate": 1.5}},
+        {"optimizer": {"kind": "gd", "step_size": {"kind": "learned", "start": -1}}},
+        {"window": {"gate": "nonee"}},
+        {"extends": 1},
+        {"layer": {"output_gate": "yes"}},
     ],
 )
 def test_the_committed_schema_refuses(data: dict[str, Any]) -> None:
@@ -148,7 +155,8 @@ def test_a_plain_value_error_of_a_validator_keeps_its_place() -> None:
     with pytest.raises(SpecError) as caught:
         load_text("bias: {kind: cube, scale: 13}\nwindow: {size: 0}\n", "f.yaml")
     assert [(p.where, p.got, p.expected) for p in caught.value.problems] == [
-        ("f.yaml:1:27", "scale: 13", "13 is unlucky"), ("f.yaml:2:16", "size: 0", "a whole number from 1 to 4096"),
+        ("f.yaml:1:27", "scale: 13", "13 is unlucky"),
+        ("f.yaml:2:16", "size: 0", "a whole number from 1 to 4096"),
     ]
 
 

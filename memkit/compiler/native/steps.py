@@ -185,12 +185,13 @@ def _past_zeros(made: Step, node: Node, p: Product, nest: Nest, bounds: Mapping[
     if share > WORTH:
         return {}
     start, count = bounds.get(x, ("0", p.sizes[x]))
+    past = plus(start, count, str(known.most))  # the entries behind the block's last that may differ from zero
     if x != made.blocks[0]:
-        start, first, end = made.f.names.new(f"{x}_first"), start, plus(start, count)
+        start, first, end = made.f.names.new(f"{x}_first"), start, made.part(x)[1] if x in bounds else p.sizes[x]
         nest.enter(start, f"for (long {start} = {first}; {start} < {end}; {start} += {each})")
-        count = f"fewer({each}, {end} - {start})"
+        count, past = f"fewer({each}, {end} - {start})", plus(start, str(each + known.most))
     low = "0" if known.least <= -ENDLESS else f"above({plus(start, str(known.least))})"
-    high = p.sizes[p.sums] if known.most >= ENDLESS else f"fewer({p.sizes[p.sums]}, {plus(start, str(each + known.most))})"
+    high = p.sizes[p.sums] if known.most >= ENDLESS else f"fewer({p.sizes[p.sums]}, {past})"
     return {x: (start, count), p.sums: (low, high if low == "0" else f"above({high} - {low})")}
 
 
