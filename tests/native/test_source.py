@@ -12,7 +12,8 @@ from memkit import cli
 from memkit.compiler import ir, native_run
 from memkit.compiler.native import step
 from memkit.compiler.native.arena import Memory
-from memkit.compiler.native.entries import COPIES, Entries, Index, Names, Nest, Square, View
+from memkit.compiler.native.entries import COPIES, Entries, Index, Nest, Square, View
+from memkit.compiler.native.names import Names
 from memkit.compiler.native_rule import NativeRule
 
 from .rules import COVERED, wide

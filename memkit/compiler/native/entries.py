@@ -14,6 +14,7 @@ from memkit.compiler.simplify import uniform
 from memkit.specs.errors import KernelError
 
 from .arena import Memory
+from .names import Names
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 LONG = 90  # characters of an expression, beyond which it gets a name
@@ -72,34 +73,6 @@ def times(a: str, b: str) -> str:
 
 def plus(*terms: str) -> str:
     return " + ".join(t for t in terms if t and t != "0") or "0"
-
-
-class Names:
-    """Identifiers that are all different."""
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()
-
-    def new(self, hint: str) -> str:
-        base = re.sub(r"\W", "_", hint).strip("_") or "x"
-        base = f"x{base}" if base[0].isdigit() or base in WORDS else base
-        name, count = base, 1
-        while name in self.taken:
-            count += 1
-            name = f"{base}_{count}"
-        self.taken.add(name)
-        return name
-
-
-# C++'s own, and what emitted functions call what they are given
-WORDS = (
-    "G", "LT", "N", "Team", "above", "abs", "and", "apart", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const",
-    "continue", "cos", "default", "delete", "do", "double", "else", "enum", "exact_part", "exp", "fewer", "float", "for", "for_heads",
-    "g", "goto", "if", "in", "int", "log", "long", "main", "member", "members", "members_of", "mine", "new", "not", "or", "out", "own",
-    "part", "private", "product", "product_room", "public", "real", "register", "return", "room", "short", "signed", "sin", "sizeof",
-    "solve", "spread", "sqrt", "static", "struct", "switch", "team", "template", "this", "try", "turned", "typedef", "union", "unsigned",
-    "using", "void", "volatile", "wait", "while", "wide", "xor",
-)  # fmt: skip
 
 
 @dataclass
@@ -263,6 +236,8 @@ def _select(e: Entries, node: Node, at: Indices) -> Value:
 
 
 def where(e: Entries, node: Node, condition: str, uses: frozenset[str], value: Value, other: str = "real(0)") -> Value:
+    if other in ("real(0)", "real(0.0)") and value.text.startswith(f"({condition} ? ") and value.text.endswith(" : real(0))"):
+        return value  # 0 where the condition does not hold, already
     return e.bound(Value(f"({condition} ? {value.text} : {other})", uses | value.uses), node.name or node.op.value)
 
 

@@ -14,7 +14,8 @@ from memkit.compiler.kernels.memory import packed
 from . import choice, loops, runs, steps
 from .arena import Arena, Memory, Share, Waits
 from .choice import Choice
-from .entries import Entries, Index, Names, Nest, View, flat, plus, times
+from .entries import Entries, Index, Nest, View, flat, plus, times
+from .names import Names
 from .private import private
 from .runs import Run
 from .step import is_small
