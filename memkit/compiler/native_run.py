@@ -29,6 +29,7 @@ from .pipeline import Compiled
 LARGE = 1 << 22  # bytes of an array that are worth large pages
 BLOCK, WEIGHTS = 32, 1 << 19  # most tokens whose weights exist at once, where they must, and most numbers in these
 STACKS = 1 << 23  # bytes of states that are all saved; of more, as many are made again at a time as take half of this
+FEWEST = 4  # chunks whose states are made again at a time, however large these are: all states are copied twice each time
 Sizes = tuple[int, int, int]  # N, G, LT
 
 
@@ -68,7 +69,7 @@ class Native:
         """First and last chunk of the parts of which a thin function keeps the first states."""
         chunks, G, _ = sizes
         a_chunk = max(1, self.state_numbers(base) * G * bytes_each)
-        most = max(1, STACKS // 2 // a_chunk)
+        most = max(FEWEST, STACKS // 2 // a_chunk)
         return [(first, min(chunks, first + most)) for first in range(0, chunks, most)]
 
     def state_numbers(self, base: str) -> int:

@@ -60,6 +60,7 @@ OVER: Mapping[tuple[str, str], tuple[int, Configs]] = {
     ("solve", "sm_90"): (128, Configs(_all(WIDE), _all(HALF))),
     ("frozen", "sm_80"): (513, Configs(NARROW, LEAN)),
 }
+SINGLE_OVER: Mapping[tuple[str, str], int] = {("frozen", "sm_90"): 512}  # with float32 products, tiles are shared by 8 warps
 BRIEFEST = 16  # tokens of a chunk that fill one tile of a product and no more
 UP_TO_BRIEFEST: Mapping[tuple[str, str], tuple[Configs, Configs]] = {  # up to an axis of 128, and beyond
     ("frozen", "sm_90"): (Configs(SMALL, BRIEF), Configs(TURN, BRIEF)),
@@ -71,6 +72,7 @@ def configs_for(plan: str, target: str, single: bool, widest: int, chunk: int) -
     key = plan, target
     if single and not TABLE[key].loop.exact:
         exact = replace(EXACT, settle=True) if TABLE[key].loop.settle else _all(EXACT)
+        exact = replace(exact, warps=8) if widest >= SINGLE_OVER.get(key, widest + 1) else exact
         return Configs(exact, exact)
     if chunk <= BRIEFEST and key in UP_TO_BRIEFEST:
         return UP_TO_BRIEFEST[key][widest > 128]
