@@ -38,6 +38,7 @@ def test_results_and_gradients_are_the_same(name: str, chunks: int, monkeypatch:
     want = values_and_gradients(rule, inputs)
     a_chunk = rule.native.state_numbers("chunks") * inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.element_size()
     monkeypatch.setattr(native_run, "STACKS", 2 * chunks * a_chunk)
+    monkeypatch.setattr(native_run, "FEWEST", 1)
     names = called(monkeypatch)
     got = values_and_gradients(rule, inputs)
     assert names.count("chunks_thin") > 1 and "chunks_states" in names and "chunks_backward" in names
@@ -56,6 +57,8 @@ def test_parts_hold_what_half_the_bytes_hold(monkeypatch: pytest.MonkeyPatch) ->
     rule = preset("titans")
     numbers = sum(w.numel() for w in draw(rule, B=1, T=1, H=1).weights.values()) * 2  # weights, and momentum of each
     monkeypatch.setattr(native_run, "STACKS", 2 * 3 * numbers * 2 * 8)
+    assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 4), (4, 8)], "parts of fewer chunks copy states too often"
+    monkeypatch.setattr(native_run, "FEWEST", 1)
     assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 3), (3, 6), (6, 8)]
     assert rule.native.state_numbers("chunks") == numbers
     assert native_run.saving("chunks", numbers, (6, 2, 4), 8) == "chunks_saving"
