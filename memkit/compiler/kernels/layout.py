@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from memkit.compiler import ir
 from memkit.compiler.ir import Graph, Node, Op
+from memkit.compiler.names import unused
 
 from . import keep
 from .functions import HELPERS
@@ -121,13 +122,7 @@ class Layout:
     # ---- memory
 
     def name(self, hint: str) -> str:
-        base = "".join(c if c.isalnum() else "_" for c in hint) or "x"
-        name, count = base, 1
-        while name in self.names:
-            count += 1
-            name = f"{base}_{count}"
-        self.names.add(name)
-        return name
+        return unused(hint, self.names)
 
     def most(self, node: Node) -> dict[str, int]:
         return {a: length.at(self.tokens) for a, length in self.length[node].items()}

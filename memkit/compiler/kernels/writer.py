@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from memkit.compiler.names import unused
 
 
 class Writer:
@@ -22,14 +23,7 @@ class Writer:
 
     def name(self, hint: str) -> str:
         """`hint`, or hint with the first number that makes it new."""
-        base = re.sub(r"\W", "_", hint).strip("_") or "x"
-        base = f"x{base}" if base[0].isdigit() else base
-        name, count = base, 1
-        while name in self.taken:
-            count += 1
-            name = f"{base}_{count}"
-        self.taken.add(name)
-        return name
+        return unused(hint, self.taken)
 
     def let(self, hint: str, text: str) -> str:
         """A new variable with this value."""

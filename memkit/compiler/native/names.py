@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from memkit.compiler.names import unused
 
 
 class Names:
@@ -12,14 +12,7 @@ class Names:
         self.taken: set[str] = set()
 
     def new(self, hint: str) -> str:
-        base = re.sub(r"\W", "_", hint).strip("_") or "x"
-        base = f"x{base}" if base[0].isdigit() or base in WORDS else base
-        name, count = base, 1
-        while name in self.taken:
-            count += 1
-            name = f"{base}_{count}"
-        self.taken.add(name)
-        return name
+        return unused(hint, self.taken, WORDS)
 
 
 # C++'s own, and what emitted functions call what they are given

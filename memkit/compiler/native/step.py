@@ -44,7 +44,7 @@ class Step:
         self.reads: list[tuple[Memory, Share | None]] = []
         self.writes: list[tuple[Memory, Share]] = []  # besides the value
         self.lines: list[str] = []
-        self.blocks: tuple[str, str, str] = "", "", ""  # an axis that is gone through in blocks, the first of one and their number
+        self.blocks: tuple[str, str, str] = "", "", ""  # an axis gone through in blocks, a block's first entry, how many it has
 
     # ---- indices
 
