@@ -19,10 +19,10 @@ from .emit_values import short_runs
 from .ir import Graph
 from .kernels.lengths import Lengths, lengths, start
 from .native.text import Source, source
-from .passes import absorb, dedupe, fold, prune
+from .passes import absorb, dedupe, fold, prune, settle
 from .symmetric import SYMMETRIC
 
-PASSES = (fold, dedupe, prune, fold, dedupe, absorb)  # nothing leaves the loop over chunks: what a chunk computes stays in the cache
+PASSES = (fold, dedupe, prune, settle, fold, dedupe, absorb)  # all else stays in the loop over chunks: what a chunk computes, in the cache
 
 
 @dataclass(frozen=True)

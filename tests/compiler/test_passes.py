@@ -17,7 +17,7 @@ from memkit.compiler.passes.absorb import absorb
 from memkit.compiler.passes.dedupe import dedupe
 from memkit.compiler.passes.fold import fold
 from memkit.compiler.passes.fuse import fuse
-from memkit.compiler.passes.hoist import hoist
+from memkit.compiler.passes.hoist import hoist, settle
 from memkit.compiler.passes.kernel_trick import kernel_trick
 from memkit.compiler.passes.lodge import lodge
 from memkit.compiler.passes.prune import prune
@@ -28,7 +28,7 @@ from memkit.compiler.verify import check
 from .random_graphs import inputs, random_graph
 
 Pass = Callable[[Graph], Graph]
-PASSES: tuple[Pass, ...] = (fold, dedupe, prune, hoist, sink, fuse, lodge, absorb)
+PASSES: tuple[Pass, ...] = (fold, dedupe, prune, hoist, sink, fuse, lodge, absorb, settle)
 SIZES = {"n": 3, "g": 2, "t": 4, "s": 4, "u": 4, "j": 1, "k": 5, "f": 5, "v": 3, "w": 3}
 
 
@@ -162,6 +162,37 @@ def test_hoist_moves_work_without_carries_out() -> None:
         %8 W : [g,v,k] = get(%7, index=0)
         %9 y : [n,g,t,k] = neg(%1)
         return %8, %9
+        """,
+    )
+
+
+def test_settle_moves_what_no_iteration_changes() -> None:
+    """Of the values without a carry, that of the constant leaves the loop, those of the slice stay."""
+
+    def new(w: Node, x: Node, c: Node) -> Node:
+        return ir.add(w, total(ir.mul(ir.pointwise("exp", x, name="f"), ir.pointwise("tanh", c, name="still"))), name="W")
+
+    golden(
+        settle,
+        loop(new, lambda w, x, c: ir.neg(x, name="y")),
+        """
+        %0 : [g,v,k] = param(name=W)
+        %1 : [n,g,t,k] = param(name=x)
+        %2 : [g,k] = param(name=c)
+        %3 still : [g,k] = tanh(%2)
+        %4 = scan over n (%0; %1; %3)
+            %0 : [g,v,k] = param(name=W)
+            %1 : [g,t,k] = param(name=x)
+            %2 : [g,k] = param(name=still)
+            %3 f : [g,t,k] = exp(%1)
+            %4 : [g,t,k] = mul(%3, %2)
+            %5 : [g,k] = sum(%4, over=(t))
+            %6 W : [g,v,k] = add(%0, %5)
+            %7 y : [g,t,k] = neg(%1)
+            return %6, %7
+        %5 W : [g,v,k] = get(%4, index=0)
+        %6 y : [n,g,t,k] = get(%4, index=1)
+        return %5, %6
         """,
     )
 

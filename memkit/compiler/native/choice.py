@@ -16,6 +16,7 @@ from memkit.compiler.kernels.functions import COSTLY
 from memkit.compiler.simplify import uniform
 from memkit.compiler.symmetric import is_symmetric
 
+OFTEN = 2  # times that a GATHER reads an entry before its operand is kept
 HEAVY = 12  # reads after which a value is kept however seldom it is used
 
 
@@ -115,10 +116,15 @@ def chosen(graph: Graph, results: Iterable[Node]) -> Choice:
     for node in reversed(nodes):
         if node.op not in keep.PLACED and node not in absorbed and _is_kept(node, users, found.roots, members):
             found.roots.add(node)
-        if is_product(node) or node.op is Op.SCAN:
+        if is_product(node) or node.op is Op.SCAN or _repeats(node):
             found.roots |= {x for x in map(operand, node.args) if x.op not in keep.PLACED}
     found.roots |= _heavy(graph, found.roots | absorbed | members, users)
     return found
+
+
+def _repeats(node: Node) -> bool:
+    """Whether a value reads every entry of its operand again and again."""
+    return node.op is Op.GATHER and len(node.attrs["index"]) >= OFTEN * node.attrs["size"]
 
 
 def _is_add(node: Node) -> bool:

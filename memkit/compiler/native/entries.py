@@ -119,6 +119,8 @@ class Entries:
     square: set where `room` is free and holds COPIES of such matrices, for those that would be read across their rows.
     """
 
+    spots: Mapping[tuple[tuple[int, ...], str], Index] = {}  # where a table of indices is known by arithmetic: by table and index
+
     square: Square | None = None
 
     def __init__(
@@ -177,6 +179,11 @@ class Entries:
         name = self.names.new(hint)
         self.nest.lines[depth].append(f"const real {name} = {value.text};")
         return Value(name, value.uses)
+
+    def spot(self, table: tuple[int, ...], index: Index) -> Index:
+        """The number in a table of indices."""
+        known = self.spots.get((table, index.text))
+        return index.moved(f"{self.table('index', table)}[{index.text}]") if known is None else known._replace(guard=index.guard)
 
     def table(self, kind: str, values: tuple) -> str:
         """The name of an array of constants."""
@@ -302,9 +309,8 @@ def _gather(e: Entries, node: Node, at: Indices) -> Value:
     a = node.attrs
     new, first = at[a["new"]], keep.offset(node)
     if first is None:
-        place = f"{e.table('index', tuple(a['index']))}[{new.text}]"
-    else:
-        place = f"({new.text} + {first})" if first else new.text
+        return e.value(node.args[0], {**at, a["axis"]: e.spot(tuple(a["index"]), new)})
+    place = f"({new.text} + {first})" if first else new.text
     return e.value(node.args[0], {**at, a["axis"]: new.moved(place)})
 
 

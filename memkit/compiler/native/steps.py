@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from .choice import Chain, Choice
 from .entries import MAKERS, Entries, Index, Nest, View, plus, times
 from .products import Product, product_of
 from .step import ALL, Step
+from .stretches import gathered, stretched
 from .zeros import ANYWHERE, ENDLESS, strip
 
 if TYPE_CHECKING:
@@ -73,17 +75,17 @@ def _lengths(f: Function, node: Node) -> dict[str, int]:
 
 def _entries(made: Step, terms: Sequence[Node]) -> list[str]:
     """Loops that write the sum of `terms` into every entry."""
-    nest, node = Nest(), made.node
-    at = made.enter(nest, made.f.own(node))
-    entries = made.entries(nest)
-    entries.square = made.square(at)
-    if terms == [node]:
-        text = MAKERS[node.op](entries, node, at).text
-    else:
-        text = " + ".join(entries.value(t, at).text for t in terms) or "real(0)"
-    nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
-    made.note(entries, at)
-    return nest.text()
+    f, node, axes = made.f, made.node, made.f.own(made.node)
+
+    def write(nest: Nest, at: dict[str, Index], entries: Entries) -> None:
+        entries.square = made.square(at)
+        if terms == [node]:
+            text = MAKERS[node.op](entries, node, at).text
+        else:
+            text = " + ".join(entries.value(t, at).text for t in terms) or "real(0)"
+        nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
+
+    return stretched(made, axes, gathered(f, terms, axes[-1]) if axes else [], write)
 
 
 def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
@@ -220,24 +222,26 @@ def _sum(made: Step, nodes: Sequence[Node], begun: str = "") -> None:
     nest = Nest()
     if along:
         made.add(_entries(made, []))
-        at = made.enter(nest, [*own[:-1], *gone, own[-1]], sizes=sizes)
-        entries = made.entries(nest)
-        nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] += {_term(entries, node, at)};")
-    else:
-        at = made.enter(nest, own, simd=False)
-        total = f.names.new("total")
-        nest.lines[-1].append(f"real {total} = {'-real(INFINITY)' if largest else '0'};")
-        depth = len(own)
-        at |= made.enter(nest, [a for a in order_axes(widest.axes, gone) if a in gone], simd=False, sizes=sizes)
-        if not largest:
-            variable, header = nest.loops[-1]
-            nest.loops[-1] = variable, f"SUM({total}) {header}"
-        entries = made.entries(nest)
-        term = _term(entries, node, at)
-        nest.lines[-1].append(f"{total} = fn_maximum({total}, {term});" if largest else f"{total} += {term};")
-        nest.after[depth].append(f"{made.out.pointer}[{made.out.offset(at)}] = {total};")
+        made.add(stretched(made, [*own[:-1], *gone, own[-1]], gathered(f, [node], own[-1]), partial(_summand, made, node), sizes))
+        return
+    at = made.enter(nest, own, simd=False)
+    total = f.names.new("total")
+    nest.lines[-1].append(f"real {total} = {'-real(INFINITY)' if largest else '0'};")
+    depth = len(own)
+    at |= made.enter(nest, [a for a in order_axes(widest.axes, gone) if a in gone], simd=False, sizes=sizes)
+    if not largest:
+        variable, header = nest.loops[-1]
+        nest.loops[-1] = variable, f"SUM({total}) {header}"
+    entries = made.entries(nest)
+    term = _term(entries, node, at)
+    nest.lines[-1].append(f"{total} = fn_maximum({total}, {term});" if largest else f"{total} += {term};")
+    nest.after[depth].append(f"{made.out.pointer}[{made.out.offset(at)}] = {total};")
     made.note(entries, at)
     made.add(nest.text())
+
+
+def _summand(made: Step, node: Node, nest: Nest, at: dict[str, Index], entries: Entries) -> None:
+    nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] += {_term(entries, node, at)};")
 
 
 def _term(entries: Entries, node: Node, at: dict[str, Index]) -> str:
@@ -249,22 +253,30 @@ def _scattered(f: Function, node: Node) -> None:
     a, x = node.attrs, node.args[0]
     made = Step(f, node, unsplit=(a["axis"], a.get("new", "")))
     made.add(_entries(made, []))
-    nest = Nest()
     axes = f.own(x)
-    repeats = node.op is Op.SCATTER and axes[-1] == a["axis"]
-    at = made.enter(nest, axes, simd=not repeats, sizes=f.sizes(x))
-    entries = made.entries(nest)
-    term = entries.value(x, at).text
+    along = node.op is Op.SCATTER and axes[-1] == a["axis"]
+    tables = [*gathered(f, [x], axes[-1]), tuple(a["index"])] if along else []
+    made.add(stretched(made, axes, tables, partial(_added, made, node), f.sizes(x), simd=not along))
+    made.done()
+
+
+def _added(made: Step, node: Node, nest: Nest, at: dict[str, Index], entries: Entries) -> None:
+    """One entry of the operand, added where it belongs; summed first, if a whole stretch belongs there."""
+    a, variable = node.attrs, nest.loops[-1][0]
     if node.op is Op.FOLD:
         o, i = at[a["outer"]], at[a["inner"]]
-        spot, target = plus(times(o.text, str(a["step"])), i.text), a["axis"]
+        spot, target = Index(f"({plus(times(o.text, str(a['step'])), i.text)})", o.uses | i.uses), a["axis"]
     else:
-        spot, target = f"{entries.table('index', tuple(a['index']))}[{at[a['axis']].text}]", a["new"]
-    place = made.out.offset({**at, target: Index(f"({spot})")})
-    nest.lines[-1].append(f"{made.out.pointer}[{place}] += {term};")
-    made.note(entries, at)
-    made.add(nest.text())
-    made.done()
+        spot, target = entries.spot(tuple(a["index"]), at[a["axis"]]), a["new"]
+    place, term = f"{made.out.pointer}[{made.out.offset({**at, target: spot})}]", entries.value(node.args[0], at).text
+    if node.op is Op.FOLD or variable in spot.uses or variable not in at[a["axis"]].uses:
+        nest.lines[-1].append(f"{place} += {term};")
+        return
+    total, (_, header) = made.f.names.new("total"), nest.loops[-1]
+    nest.lines[-2].append(f"real {total} = 0;")
+    nest.loops[-1] = variable, f"SUM({total}) {header.removeprefix('IVDEP ')}"
+    nest.lines[-1].append(f"{total} += {term};")
+    nest.after[-2].append(f"{place} += {total};")
 
 
 def _decay(f: Function, node: Node) -> None:

@@ -66,6 +66,8 @@ static inline long exact_part(long size, long member, long members) { return siz
 
 static inline long fewer(long a, long b) { return a < b ? a : b; }
 
+static inline long later(long a, long b) { return a > b ? a : b; }
+
 static inline long above(long a) { return a > 0 ? a : 0; }
 
 #ifndef KEPT_BYTES

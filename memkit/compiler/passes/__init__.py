@@ -1,11 +1,12 @@
 """The passes, in the order they run. Each is a plain function Graph -> Graph; `kernel_trick` also takes the features and runs first,
-`lodge` runs last where a loop holds the state (in emitted torch, and in kernels with one program a head). `absorb` is C++'s alone."""
+`lodge` runs last where a loop holds the state (in emitted torch, and in kernels with one program a head). `absorb` and `settle` are
+C++'s alone."""
 
 from .absorb import absorb
 from .dedupe import dedupe
 from .fold import fold
 from .fuse import fuse
-from .hoist import hoist
+from .hoist import hoist, settle
 from .kernel_trick import kernel_trick
 from .lodge import lodge
 from .prune import prune
@@ -14,4 +15,4 @@ from .sink import sink
 FORWARD = (fold, dedupe, prune, hoist, sink, fold, dedupe, fuse)
 BACKWARD = (fold, dedupe, prune, hoist, sink, fold, dedupe)
 
-__all__ = ["BACKWARD", "FORWARD", "absorb", "dedupe", "fold", "fuse", "hoist", "kernel_trick", "lodge", "prune", "sink"]
+__all__ = ["BACKWARD", "FORWARD", "absorb", "dedupe", "fold", "fuse", "hoist", "kernel_trick", "lodge", "prune", "settle", "sink"]

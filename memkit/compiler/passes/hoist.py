@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from memkit.compiler import ir
 from memkit.compiler.ir import Graph, Node, Op
@@ -22,8 +23,20 @@ def hoist(graph: Graph) -> Graph:
     return graph if moved is graph else prune(moved)
 
 
-def _hoisted(loop: Loop, used: set[tuple[str, int]]) -> tuple[Node, dict[tuple[str, int], tuple[str, int] | Node]]:
-    free = _free(loop)
+def settle(graph: Graph) -> Graph:
+    """Move nodes of a scan's body that are the same in every iteration out of the scan: of what hoist moves, what needs no slice.
+
+    rewrite: scan(c: .. f(c) ..)  ->  y = f(c);  scan(y: .. y ..)
+    keeps: results
+    """
+    moved = rewrite_loops(graph, partial(_hoisted, sliced=False))
+    return graph if moved is graph else prune(moved)
+
+
+def _hoisted(
+    loop: Loop, used: set[tuple[str, int]], sliced: bool = True
+) -> tuple[Node, dict[tuple[str, int], tuple[str, int] | Node]]:
+    free = _free(loop, sliced)
     outside = Outside(loop.axis, {i.param: i.value for i in (*loop.slices, *loop.consts)})
     places: dict[tuple[str, int], tuple[str, int] | Node] = {place: place for place in used}
     for i, output in enumerate(loop.outputs):
@@ -41,9 +54,12 @@ def _hoisted(loop: Loop, used: set[tuple[str, int]]) -> tuple[Node, dict[tuple[s
     return new.rebuilt(), places
 
 
-def _free(loop: Loop) -> set[Node]:
-    """Nodes of the body that depend on no carry, have no axis that would be confused with the loop's, and are no matrix a token."""
-    bound: set[Node] = {c.param for c in loop.carries}
+def _free(loop: Loop, sliced: bool) -> set[Node]:
+    """Nodes of the body that depend on no carry, have no axis that would be confused with the loop's, and are no matrix a token.
+
+    sliced: whether they may depend on slices.
+    """
+    bound: set[Node] = {c.param for c in loop.carries} | {i.param for i in loop.slices if not sliced}
     order = loop.body.nodes()
     for node in order:
         args = node.args[:1] if node.op in MEASURES else node.args
