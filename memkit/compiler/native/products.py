@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -27,6 +27,7 @@ class Product:
     loops: tuple[str, ...]
     summed: frozenset[str]
     sizes: Mapping[str, str]
+    bounds: Mapping[str, tuple[str, str]]  # first and count of axes of which only so much is done
 
     def call(self, name: str, at: Mapping[str, str], add: str, bounds: Mapping[str, tuple[str, str]]) -> str:
         """The text of a call of `name`. at: indices of the loops' axes. bounds: first and count of axes of which only so much is done."""
@@ -53,29 +54,33 @@ def product_of(
     views: tuple[View, View, View],
     sizes: Sizes,
     most: Mapping[str, int],
-    apart: Container[str] = (),
+    bounds: Mapping[str, tuple[str, str]] | None = None,
     fixed: Sequence[str] = ("g",),
 ) -> Product:
     """The longest axis of each kind goes into the call, after axes that lie behind each other were joined.
 
-    apart: axes that are never joined, and go into the call before longer ones. fixed: axes that are no longer there.
+    bounds: first and count of axes of which only so much is done; these go into the call before longer ones. fixed: axes that are no
+    longer there.
     """
     (a, b, c), (batch, rows, cols, sums) = views, ([x for x in axes if x not in fixed] for axes in choice.sides(node))
-    sizes, most = dict(sizes), dict(most)
+    sizes, most, done = dict(sizes), dict(most), dict(bounds or {})
 
     def join(axes: list[str], views: Sequence[View]) -> None:
         for outer, inner in permutations(list(axes), 2):
-            if outer not in apart and inner not in apart and {outer, inner} <= set(axes) and _behind(outer, inner, views, sizes):
+            if inner not in done and {outer, inner} <= set(axes) and _behind(outer, inner, views, sizes):
                 axes.remove(outer)
+                if outer in done:
+                    first, count = done.pop(outer)
+                    done[inner] = times(first, sizes[inner]), times(count, sizes[inner])
                 sizes[inner] = str(int(sizes[outer]) * int(sizes[inner]))
                 most[inner] *= most[outer]
 
     join(rows, (a, c))
     join(cols, (b, c))
     join(sums, (a, b))
-    row, col, summed = (max(axes, key=lambda x: (x in apart, most[x]), default="") for axes in (rows, cols, sums))
+    row, col, summed = (max(axes, key=lambda x: (x in done, most[x]), default="") for axes in (rows, cols, sums))
     loops = [x for x in (*batch, *rows, *cols, *sums) if x not in (row, col, summed)]
-    return Product(a, b, c, row, col, summed, tuple(loops), frozenset(sums), sizes)
+    return Product(a, b, c, row, col, summed, tuple(loops), frozenset(sums), sizes, done)
 
 
 def _behind(outer: str, inner: str, views: Sequence[View], sizes: Sizes) -> bool:

@@ -166,7 +166,7 @@ def _product(made: Step, node: Node, begun: str) -> list[str]:
         at[axis] = variable
         again += [f"{variable} > 0"] if axis in p.summed else []
     add = "1" if begun == "1" else " || ".join(again) or "0"
-    bounds = {a: b for a, b in made.bounds().items() if a in (p.rows, p.cols, p.sums)}
+    bounds = {a: b for a, b in p.bounds.items() if a in (p.rows, p.cols, p.sums)}
     whole = not begun and not bounds and not p.summed & {*p.loops} and is_symmetric(node) and p.sizes[p.rows] == p.sizes[p.cols]
     if not whole:
         bounds |= _past_zeros(made, node, p, nest, bounds)
@@ -178,9 +178,9 @@ def _past_zeros(made: Step, node: Node, p: Product, nest: Nest, bounds: Mapping[
     """The loop over blocks of rows, or of columns, that leaves out most of what is known to be zero; the bounds of a block."""
     if not p.sums or p.sums in bounds:
         return {}
-    most, found = _lengths(made.f, node), []
+    most, found, sizes = _lengths(made.f, node), [], made.f.sizes(*node.args)
     for x, operand in ((p.rows, node.args[0]), (p.cols, node.args[1])):
-        if x and most[x] >= 2 * FEWEST:
+        if x and most[x] >= 2 * FEWEST and p.sizes[x] == sizes[x]:  # else others were joined to it
             each, known = max(FEWEST, most[x] // 8 // FEWEST * FEWEST), strip(operand, x, p.sums)
             found.append((known.share(most[x], most[p.sums], each), x, each, known))
     share, x, each, known = min(found, default=(1.0, "", 0, ANYWHERE))
