@@ -6,6 +6,7 @@ time, from what the forward saved of its products, they never leave the cache.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from . import ir
@@ -18,7 +19,8 @@ from .passes.loops import Input, Loop
 class Checkpoints:
     """thin: the forward graph without the stacks of states. states: these stacks, from the state at a part's start and what `thin` saved.
 
-    stacks: label of a stack -> the name of the state it holds.
+    stacks: label of a stack -> the name of the state it holds. What else goes round starts from states and chunks; its stacks, and what
+    was saved of before or behind the loop, `states` makes, too.
     """
 
     thin: Graph
@@ -31,30 +33,29 @@ def checkpoints(forward: Graph) -> Checkpoints | None:
     labelled = dict(zip(forward.labels, forward.results, strict=True))
     saved = {label: node for label, node in labelled.items() if label.startswith("saved_")}
     scans = {node.args[0] for node in saved.values() if node.op is Op.GET}
-    if len(scans) != 1 or any(node.op is not Op.GET for node in saved.values()):
+    if len(scans) != 1:
         return None
     (scan,) = scans
     loop = Loop.of(scan)
-    kinds = {label: loop.kind(node.attrs["index"]) for label, node in saved.items()}
-    stacks = {}
-    for label, (kind, place) in kinds.items():
-        if kind != "saved":
-            continue
-        start = loop.carries[place].start
-        name = start.attrs.get("name", "") if start.op is Op.PARAM else ""
-        final = labelled.get(name)
-        if final is None or final.op is not Op.GET or final.args[0] is not scan or loop.kind(final.attrs["index"]) != ("carry", place):
-            return None
-        stacks[label] = name
-    if scan.attrs["axis"] != "n" or len(stacks) != len(loop.carries):
-        return None
+    kinds = {label: loop.kind(x.attrs["index"]) if x.op is Op.GET else ("outside", 0) for label, x in saved.items()}
     kept = {label: loop.outputs[place] for label, (kind, place) in kinds.items() if kind == "output"}
-    return Checkpoints(_thin(forward, stacks), _states(forward, loop, kept, {n: saved[n] for n in stacks}), stacks)
+    made = {label: x for label, x in saved.items() if label not in kept}
+    starts = [c.start.attrs["name"] if c.start.op is Op.PARAM else "" for c in loop.carries]
+    stacks = {label: starts[place] for label, (kind, place) in kinds.items() if kind == "saved" and starts[place]}
+    held = {name for name in starts if name}
+    if scan.attrs["axis"] != "n" or held != {*stacks.values()} or not held <= {*labelled} or _reads_outputs(loop, made):
+        return None
+    return Checkpoints(_thin(forward, scan, made), _states(forward, loop, kept, made), stacks)
 
 
-def _thin(forward: Graph, stacks: dict[str, str]) -> Graph:
-    pairs = [(label, r) for label, r in zip(forward.labels, forward.results, strict=True) if label not in stacks]
-    scan = next(iter(r.args[0] for label, r in zip(forward.labels, forward.results, strict=True) if label in stacks))
+def _reads_outputs(loop: Loop, made: Mapping[str, Node]) -> bool:
+    """Whether something needs what only the whole loop gives."""
+    below = Graph((), tuple(made.values())).nodes()
+    return any(x.op is Op.GET and x.args[0] is loop.node and loop.kind(x.attrs["index"])[0] == "output" for x in below)
+
+
+def _thin(forward: Graph, scan: Node, made: Container[str]) -> Graph:
+    pairs = [(label, r) for label, r in zip(forward.labels, forward.results, strict=True) if label not in made]
 
     def change(node: Node, args: tuple[Node, ...]) -> Node:
         if node is scan:
@@ -64,7 +65,7 @@ def _thin(forward: Graph, stacks: dict[str, str]) -> Graph:
     return ir.rebuild(Graph(forward.params, tuple(r for _, r in pairs), tuple(label for label, _ in pairs)), change)
 
 
-def _states(forward: Graph, loop: Loop, kept: dict[str, Node], stacks: dict[str, Node]) -> Graph:
+def _states(forward: Graph, loop: Loop, kept: Mapping[str, Node], made: Mapping[str, Node]) -> Graph:
     """The loop that only makes its carries; what the forward kept comes in as slices."""
     outside = {label: ir.param(label, ("n", *(a for a in node.axes if a != "n"))) for label, node in kept.items()}
     inside = {node: ir.param(label, node.axes) for label, node in kept.items()}
@@ -78,9 +79,18 @@ def _states(forward: Graph, loop: Loop, kept: dict[str, Node], stacks: dict[str,
     body = ir.rebuild(Graph(loop.body.params, loop.body.results[:carried]), change)
     carries = tuple(c._replace(result=r) for c, r in zip(loop.carries, body.results, strict=True))
     slices = (*loop.slices, *(Input(outside[label], inside[node]) for label, node in kept.items()))
-    scan = replace(loop, carries=carries, slices=slices, outputs=()).rebuilt(save=True)
-    results = tuple(ir.get(scan, carried + loop.kind(node.attrs["index"])[1], node.axes) for node in stacks.values())
-    graph = prune(Graph((*forward.params, *outside.values()), results, tuple(stacks)))
+    fewer = replace(loop, carries=carries, slices=slices, outputs=())
+    scan = fewer.rebuilt(save=True)
+
+    def put_in(node: Node, args: tuple[Node, ...]) -> Node:
+        if node is loop.node:
+            return scan
+        if node.op is Op.GET and node.args[0] is loop.node:
+            return ir.get(scan, fewer.index(*loop.kind(node.attrs["index"])), node.axes)
+        return node if args == node.args else node.replace(args=args)
+
+    results = ir.rebuild(Graph((), tuple(made.values())), put_in).results
+    graph = prune(Graph((*forward.params, *outside.values()), results, tuple(made)))
     used = set(graph.nodes()) - set(graph.params)
     read = {arg for node in used for arg in node.args} | set(graph.results)
     return Graph(tuple(p for p in graph.params if p in read), graph.results, graph.labels)

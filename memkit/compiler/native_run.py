@@ -23,13 +23,16 @@ from torch import Tensor
 from . import native_build
 from .assemble import again
 from .emit_native import NativeModule, native_module
+from .ir import Graph
 from .native.text import Source
-from .pipeline import Compiled
+from .passes import dedupe, delay, kernel_trick
+from .pipeline import Compiled, Stages
 
 LARGE = 1 << 22  # bytes of an array that are worth large pages
 BLOCK, WEIGHTS = 32, 1 << 19  # most tokens whose weights exist at once, where they must, and most numbers in these
 STACKS = 1 << 23  # bytes of states that are all saved; of more, as many are made again at a time as take half of this
 FEWEST = 4  # chunks whose states are made again at a time, however large these are: all states are copied twice each time
+MANY, ROOMY = 16, 1 << 26  # where states are that large, up to so many, as far as they take no more than these bytes
 Sizes = tuple[int, int, int]  # N, G, LT
 
 
@@ -66,26 +69,27 @@ class Native:
         return {n for n, axes in zip(source.inputs, source.axes, strict=True) if axes[:1] == ("n",)}
 
     def parts(self, base: str, sizes: Sizes, bytes_each: int) -> list[tuple[int, int]]:
-        """First and last chunk of the parts of which a thin function keeps the first states."""
+        """First chunk, and the one behind the last, of the parts of which a thin function keeps the first states."""
         chunks, G, _ = sizes
         a_chunk = max(1, self.state_numbers(base) * G * bytes_each)
-        most = max(FEWEST, STACKS // 2 // a_chunk)
+        most = STACKS // 2 // a_chunk
+        if most < FEWEST:
+            most = max(FEWEST, min(MANY, ROOMY // a_chunk))
         return [(first, min(chunks, first + most)) for first in range(0, chunks, most)]
 
     def state_numbers(self, base: str) -> int:
         """Numbers in the states of one head that a thin function spares; 0 without one."""
-        stacks = self.module.stacks.get(base, {})
-        found = 0
-        for label, axes, lengths in self.module.functions[f"{base}_states"].results if stacks else ():
-            if label in stacks:
-                found += prod(length.at(1) for a, length in zip(axes, lengths, strict=True) if a not in ("n", "g"))
-        return found
+        stacks = self.module.functions[f"{base}_states"].results if base in self.module.stacks else ()
+        return sum(
+            prod(length.at(1) for a, length in zip(axes, lengths, strict=True) if a not in ("n", "g")) for _, axes, lengths in stacks
+        )
 
     def behind(self, base: str) -> list[str]:
         """What a thin function's backward is given: what its two functions read, and the states at the parts' starts."""
         module, stacks = self.module, self.module.stacks[base]
-        read = (*module.functions[f"{base}_states"].inputs, *module.functions[f"{base}_backward"].inputs)
-        rest = [n for n in dict.fromkeys(read) if n not in stacks and n not in stacks.values()]
+        states = module.functions[f"{base}_states"]
+        read, made = (*states.inputs, *module.functions[f"{base}_backward"].inputs), {label for label, _, _ in states.results}
+        rest = [n for n in dict.fromkeys(read) if n not in made and n not in stacks.values()]
         grads = [f"grad_{state}" for state in stacks.values()]
         return [*dict.fromkeys((*rest, *grads)), *(f"starts_{state}" for state in stacks.values())]
 
@@ -135,11 +139,19 @@ def native_of(compiled: Compiled, title: str, plain: dict[str, Any]) -> Native:
     key = hashlib.sha256(compiled.source.encode()).hexdigest()[:24]
 
     def make() -> NativeModule:
-        graphs = {n: s.after("kernel_trick" if "kernel_trick" in dict(s.graphs) else "lower") for n, s in compiled.graphs.items()}
+        graphs = {name: first(compiled, stages) for name, stages in compiled.graphs.items()}
         tokens = compiled.chunk if "chunks" in graphs else min(compiled.chunk, block(plain["RULE"]["numbers"]))
         return native_module(compiled.equations, compiled.choice.name, title, graphs, tokens)
 
     return _KNOWN.setdefault(key, Native(key, make, re.sub(r"\W", "_", title) or "rule", plain))
+
+
+def first(compiled: Compiled, stages: Stages) -> Graph:
+    """The graph that C++ is written of, before the passes that are C++'s own."""
+    eq, graph = compiled.equations, stages.after("lower")
+    if eq.features is None or eq.kernel is None:
+        return graph
+    return kernel_trick(delay(dedupe(graph), eq.window, compiled.chunk, eq.sizes), eq.features, eq.kernel)
 
 
 def block(numbers: int) -> int:

@@ -14,7 +14,7 @@ from memkit.compiler.ir import Graph, Op, get, param, scan
 from memkit.inputs import values_and_gradients
 from tests.cases import draw
 
-from .rules import COVERED, preset
+from .rules import COVERED, preset, wide
 
 
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -30,15 +30,20 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", [n for n in COVERED if preset(n).native.module.stacks])
+DELAYED = "features in stretches"  # a rule whose wide state waits for what windows add
+
+
+@pytest.mark.parametrize("name", [DELAYED, *(n for n in COVERED if preset(n).native.module.stacks)])
 @pytest.mark.parametrize("chunks", (1, 2))
 def test_results_and_gradients_are_the_same(name: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = preset(name)
+    rule = wide(name) if name == DELAYED else preset(name)
+    assert ("W1_late" in rule.native.module.source) == (name == DELAYED)
     inputs = draw(rule, B=2, T=5 * rule.compiled.chunk + 2, H=2)
     want = values_and_gradients(rule, inputs)
     a_chunk = rule.native.state_numbers("chunks") * inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.element_size()
     monkeypatch.setattr(native_run, "STACKS", 2 * chunks * a_chunk)
     monkeypatch.setattr(native_run, "FEWEST", 1)
+    monkeypatch.setattr(native_run, "ROOMY", 0)
     names = called(monkeypatch)
     got = values_and_gradients(rule, inputs)
     assert names.count("chunks_thin") > 1 and "chunks_states" in names and "chunks_backward" in names
@@ -57,6 +62,9 @@ def test_parts_hold_what_half_the_bytes_hold(monkeypatch: pytest.MonkeyPatch) ->
     rule = preset("titans")
     numbers = sum(w.numel() for w in draw(rule, B=1, T=1, H=1).weights.values()) * 2  # weights, and momentum of each
     monkeypatch.setattr(native_run, "STACKS", 2 * 3 * numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "ROOMY", 5 * numbers * 2 * 8)
+    assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 5), (5, 8)], "few states are copied less often"
+    monkeypatch.setattr(native_run, "ROOMY", 0)
     assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 4), (4, 8)], "parts of fewer chunks copy states too often"
     monkeypatch.setattr(native_run, "FEWEST", 1)
     assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 3), (3, 6), (6, 8)]

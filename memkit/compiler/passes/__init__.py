@@ -1,9 +1,10 @@
 """The passes, in the order they run. Each is a plain function Graph -> Graph; `kernel_trick` also takes the features and runs first,
-`lodge` runs last where a loop holds the state (in emitted torch, and in kernels with one program a head). `absorb` and `settle` are
-C++'s alone."""
+`lodge` runs last where a loop holds the state (in emitted torch, and in kernels with one program a head). `delay`, which runs before
+`kernel_trick`, `settle` and `absorb` are C++'s alone."""
 
 from .absorb import absorb
 from .dedupe import dedupe
+from .delay import delay
 from .fold import fold
 from .fuse import fuse
 from .hoist import hoist, settle
@@ -15,4 +16,6 @@ from .sink import sink
 FORWARD = (fold, dedupe, prune, hoist, sink, fold, dedupe, fuse)
 BACKWARD = (fold, dedupe, prune, hoist, sink, fold, dedupe)
 
-__all__ = ["BACKWARD", "FORWARD", "absorb", "dedupe", "fold", "fuse", "hoist", "kernel_trick", "lodge", "prune", "settle", "sink"]
+__all__ = [
+    "BACKWARD", "FORWARD", "absorb", "dedupe", "delay", "fold", "fuse", "hoist", "kernel_trick", "lodge", "prune", "settle", "sink",
+]  # fmt: skip
