@@ -70,7 +70,7 @@ def graph(
         typer.Option("--out", "-o", help="File .svg, .png, .pdf, .dot or .html; the DOT text is printed if none. "
                      "An .html without --view is the explorer: every preset, with knobs to turn."),
     ] = None,
-    after: Annotated[str, typer.Option(metavar="PASS", help="View plan: the graph after this pass (lower, simplify, ..).")] = "",
+    after: Annotated[str, typer.Option(metavar="PASS", help="View plan: the graph after this pass (lower, fold, ..).")] = "",
     only: Annotated[str, typer.Option(metavar="PRESETS", help="Explorer: these presets alone, with commas between.")] = "",
     sets: Sets = None,
     imports: Imports = None,
@@ -123,12 +123,12 @@ def equiv(
 ) -> None:
     """Say whether two specs are the same rule, with a proof or a counterexample; the exit code is 1 if they are not."""
     if lattice:
-        if first or given:
-            raise SpecError("--lattice with specs or --given", "--lattice alone", "", "--lattice")
+        if first or given or imports:
+            raise SpecError("--lattice with specs, --given or --import", "--lattice alone", "", "--lattice")
         _lattice(out)
         return
     if first is None or second is None or out is not None:
-        got = "--out without --lattice" if out else "one spec"
+        got = "--out without --lattice" if out else "no spec" if first is None else "one spec"
         raise SpecError(got, "two specs, or --lattice", "memkit equiv titans_linear deltanet", "equiv")
     fixed = parse_sets(given, "--given")
     result = _face("equivalent")(load(first, (), imports), load(second, (), imports), given=fixed)

@@ -23,7 +23,7 @@ def visualize(source: Any, view: str = "rule", *, after: str = "", overrides: Ma
         source: a preset's name, a path, a dict, a LayerSpec, a MemoryLayer or a Rule.
         view: rule (one token: what is read, what is written, which gates act), plan (the compiled graph of a chunk, with shapes, FLOPs
             and bytes) or layer (projections, convolution, norms, gates, memory, output).
-        after: for the plan view, the pass after which the graph is drawn (lower, simplify, ..); the last unless given.
+        after: for the plan view, the pass after which the graph is drawn (lower, fold, ..); the last unless given.
         overrides: dotted path -> value.
 
     Returns:

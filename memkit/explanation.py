@@ -12,6 +12,7 @@ import torch
 from memkit.compiler.cost import Cost, plan_cost
 from memkit.compiler.pipeline import CompiledRule, compile_rule
 from memkit.layers.memory_layer import DEFAULT_DIM, MemoryLayer, make_rule
+from memkit.specs.errors import SpecError
 from memkit.specs.gate import Number
 from memkit.specs.io import load_spec
 from memkit.specs.layer import LayerSpec
@@ -37,13 +38,15 @@ def explain(source: Any, *, dim: int | None = None, heads: int | None = None, ov
     """What a layer is: equation, gates, inner and outer parameters, semantics, sizes, notation, source, and the plan that runs it.
 
     Args:
-        source: a preset's name, a path, a dict, a LayerSpec, or a MemoryLayer.
-        dim: D for the sizes; 256 unless given (a layer brings its own). heads: H, the spec's own unless given.
+        source: a preset's name, a path, a dict, a LayerSpec, or a MemoryLayer, which brings what follows.
+        dim: D for the sizes; 256 unless given. heads: H, the spec's own unless given.
         overrides: dotted path -> value.
 
     Raises:
-        SpecError: for a source that cannot be read, or sizes that do not fit it.
+        SpecError: for a source that cannot be read, sizes that do not fit it, or sizes or overrides of a layer that is made already.
     """
+    if isinstance(source, MemoryLayer) and (dim is not None or heads is not None or overrides):
+        raise SpecError("a MemoryLayer with dim, heads or overrides", "a layer alone, or its spec with these", "layer.spec", "explain")
     layer = source if isinstance(source, MemoryLayer) else _shell(_spec(source, overrides), DEFAULT_DIM if dim is None else dim, heads)
     spec = layer.spec
     parts = [

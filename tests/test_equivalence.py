@@ -337,6 +337,7 @@ def test_command(run, tmp_path: Path) -> None:
     code, out, _ = run("titans_linear", "gated_deltanet", "--given", "gates.momentum=0")
     assert code == 1 and "titans_linear != gated_deltanet" in out and "token 0, head" in out
     for args, said in ((("deltanet",), "two specs"), (("deltanet", "kda", "--given", "x"), "--given"), (("deltanet", "--lattice"), "alone"),
+                       ((), "no spec"), (("--lattice", "--import", "x"), "alone"),
                        (("--lattice", "-o", str(tmp_path / "x.html")), ".svg")):  # fmt: skip
         code, out, err = run(*args)
         assert code == 2 and said in err and not out

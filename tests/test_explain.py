@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import memkit
 from memkit.equations import equation_of
 from memkit.explanation import equation, explain, memory_cost, projection_flops, state_bytes
 from memkit.layers.memory_layer import MemoryLayer, load
@@ -124,3 +125,16 @@ def test_a_component_that_says_nothing_is_named() -> None:
 
     Quiet.kind = "quiet"  # set late, so that the family does not list it
     assert "loss(p, v)    = quiet(p, v)" in equation_of(LayerSpec(bias=Quiet()))
+
+
+def test_a_layer_that_is_made_takes_no_sizes() -> None:
+    layer = load("deltanet", dim=16, heads=2)
+    explain(layer)
+    for more in ({"dim": 32}, {"heads": 4}, {"overrides": {"window.size": 2}}):
+        with pytest.raises(SpecError, match="a MemoryLayer with dim, heads or overrides"):
+            explain(layer, **more)
+
+
+def test_what_comes_before_a_pinned_plan_is_not_said_to_come_later() -> None:
+    chosen, pinned = (memkit.compile("deltanet", key_dim=4, value_dim=4, plan=plan).explain() for plan in ("auto", "scan"))
+    assert "not scan: accepts too, but comes later\n" in chosen and "not solve: accepts too\n" in pinned

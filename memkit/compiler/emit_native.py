@@ -18,6 +18,7 @@ from .checkpoints import checkpoints
 from .emit_values import short_runs
 from .ir import Graph
 from .kernels.lengths import Lengths, lengths, start
+from .native.entries import number
 from .native.text import Source, source
 from .passes import absorb, dedupe, fold, prune, settle
 from .symmetric import SYMMETRIC
@@ -98,12 +99,12 @@ def _head(eq: Equations, plan: str, title: str, tables: Mapping[tuple, str]) -> 
 def _table(name: str, kind: str, values: tuple) -> str:
     """The statement that makes an array of constants: its numbers, or, where these go on and on evenly, its runs."""
     runs, size = short_runs(values), len(values)
-    number = "real({!r})".format if kind == "constant" else str
+    text = number if kind == "constant" else str
     kind = "real" if kind == "constant" else "int"
     if runs is None:
-        begin, items = f"static const {kind} {name}[{size}]", map(number, values)
+        begin, items = f"static const {kind} {name}[{size}]", map(text, values)
     else:
-        begin, items = f"static constexpr Table<{kind}, {size}> {name}", (_run(number(first), *rest) for first, *rest in runs)
+        begin, items = f"static constexpr Table<{kind}, {size}> {name}", (_run(text(first), *rest) for first, *rest in runs)
     return f"{begin} = {{\n{textwrap.fill(', '.join(items), 130, initial_indent='    ', subsequent_indent='    ')}\n}};"
 
 

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from memkit.specs.errors import PlanError
 
-from . import runtime
 from .build import Equations
-from .plans import PLANS
 
 COPIES = 3  # inputs, their gradients and their chunked layout, each held once
 
 
-def needed(eq: Equations, plan: str, chunk: int, tokens: int, heads: int, training: bool, width: int) -> int:
+def needed(eq: Equations, tokens: int, heads: int, states: int | None, width: int) -> int:
     """Bytes a run over `tokens` tokens of `heads` heads (batch rows times heads) holds at its end, from below.
 
-    Sequences and outputs; in training also the states saved at the start of every chunk (of every block, where weights exist a block
-    at a time)
-    and what the backward reads of each token's hidden activations. Memory that is used again from chunk to chunk is left out.
+    Sequences and outputs; in training also gradients and the states that are kept, `states` of every head (None: no training). Memory
+    that is used again from chunk to chunk is left out.
     """
     finite = [eq.sizes[out] * eq.sizes[into] for name, (out, into) in eq.weights.items() if name not in eq.infinite]
     state = sum(finite) * (1 + len(eq.slots))
     token = 2 * eq.sizes["k"] + 2 * eq.sizes["v"] + eq.window
     entries = sum(eq.sizes[eq.weights[n][0]] for n in eq.infinite) * (1 + len(eq.slots)) + (eq.sizes["k"] if eq.infinite else 0)
     total = tokens * (token + entries)
-    if training:
-        step = min(chunk, runtime.BLOCK) if plan_unit(plan) == "resume" else chunk
-        total = tokens * (COPIES * token + entries) + math.ceil(tokens / step) * state
+    if states is not None:
+        total = tokens * (COPIES * token + entries) + states * state
     return total * heads * width
-
-
-def plan_unit(plan: str) -> str:
-    """The graph that a plan calls for each piece."""
-    return getattr(PLANS[plan], "UNIT", "chunks")
 
 
 def available(device: torch.device) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,13 +72,20 @@ class NativeRule(CompiledRule):
 
         return run
 
+    def _kept_states(self, tokens: int, heads: int, width: int) -> int:
+        """As the torch code keeps them, but few of those that are made again, and in blocks of another size."""
+        chunk = self.compiled.chunk
+        if "chunks" not in self.compiled.graphs:
+            return math.ceil(tokens / min(chunk, block(self._module["RULE"]["numbers"])))
+        sizes = max(1, tokens // chunk), heads, chunk
+        thin = saving("chunks", self.native.state_numbers("chunks"), sizes, width).endswith("_thin")
+        return len(self.native.parts("chunks", sizes, width)) if thin else math.ceil(tokens / chunk)
+
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState
     ) -> tuple[Tensor, MemoryState]:
         _demand(self.missing or native_build.unfit(v))
-        if self.spec.window.size > 1 and "window_gate" in self.constants:
-            shape = (*v.shape[:3], self.spec.window.size)
-            gates = {**gates, "window_gate": v.new_full((), self.constants["window_gate"]).expand(shape)}
+        gates = self._with_window_gate(gates, v)
         if not torch.compiler.is_compiling():
             self._check_memory(q, k, v, gates, state)
         forward, resume = self.calls

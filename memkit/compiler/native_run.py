@@ -276,18 +276,18 @@ def _thin_backward(native: Native, base: str, sizes: Sizes, inputs: list[Tensor]
     kept = {state: given.pop(f"starts_{state}") for state in stacks.values()}
     of_chunks = _of_chunks(native, back.name)
     stepped = {*native.sequences(base), "grad_y", *(n for n in given if n.startswith("saved_"))}
-    results = {label: like.new_zeros(0) for label, _, _ in back.results} | empty(back, sizes, like)
+    results = empty(back, sizes, like)
     once = [n for n in results if n not in of_chunks]
     into = [results, {**results, **{n: torch.empty_like(results[n]) for n in once}}]  # a part reads what the one before wrote
     parts = native.parts(base, sizes, like.element_size())
     room = empty(module.functions[f"{base}_states"], (parts[0][1], G, LT), like)
-    again, pull = Launch(native, f"{base}_states", like.dtype), Launch(native, back.name, like.dtype)
+    remake, pull = Launch(native, f"{base}_states", like.dtype), Launch(native, back.name, like.dtype)
     pull.ask_for_large_pages([*results.values(), *room.values()])
     sums: dict[str, Tensor] = {}
     for turn, (i, (first, last)) in enumerate(reversed(list(enumerate(parts)))):
         part = addresses(given, first, stepped) | addresses(kept, i, kept)
         own, wrote = addresses(room, 0, ()), into[turn % 2]
-        again((last - first, G, LT), part, own)
+        remake((last - first, G, LT), part, own)
         pull((last - first, G, LT), part | own, addresses(wrote, first, of_chunks))
         for n in once:
             if n in kept:

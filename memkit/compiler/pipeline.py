@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memkit.specs.errors import KernelError, PlanError, SpecError
+from memkit.specs.errors import KernelError, PlanError, SpecError, near
 from memkit.specs.layer import LayerSpec
 from memkit.specs.rule import Rule
 from memkit.specs.state import MemoryState, Span
 
+from . import runtime
 from .assemble import module_source
 from .build import Equations, build
 from .cost import report
@@ -108,28 +110,40 @@ class CompiledRule(Rule):
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], params: dict[str, Tensor], state: MemoryState
     ) -> tuple[Tensor, MemoryState]:
-        if self.spec.window.size > 1 and "window_gate" in self.constants:
-            shape = (*v.shape[:3], self.spec.window.size)
-            gates = {**gates, "window_gate": v.new_full((), self.constants["window_gate"]).expand(shape)}
+        gates = self._with_window_gate(gates, v)
         if not torch.compiler.is_compiling():
             self._check_memory(q, k, v, gates, state)
         y, after = self._module["run"](q, k, v, gates, params, state._asdict())
         span = None if state.span is None else Span(*after["span"])
         return y, MemoryState(**{**after, "span": span})
 
+    def _with_window_gate(self, gates: dict[str, Tensor], v: Tensor) -> dict[str, Tensor]:
+        """The gates, with a window gate that is a number as a gate of every token and slot."""
+        if self.spec.window.size == 1 or "window_gate" not in self.constants:
+            return gates
+        shape = (*v.shape[:3], self.spec.window.size)
+        return {**gates, "window_gate": v.new_full((), self.constants["window_gate"]).expand(shape)}
+
     def _check_memory(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], state: MemoryState) -> None:
         batch, tokens, heads = v.shape[:3]
         inputs = (q, k, v, *gates.values(), *state.weights.values())
         training = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        held = needed(self.compiled.equations, self.plan, self.compiled.chunk, tokens, batch * heads, training, v.element_size())
+        states = self._kept_states(tokens, batch * heads, v.element_size()) if training else None
+        held = needed(self.compiled.equations, tokens, batch * heads, states, v.element_size())
         if held > SURE:
             check_memory(held, v.device, f"plan {self.plan} over B={batch} T={tokens} H={heads}" + (" with gradients" if training else ""))
+
+    def _kept_states(self, tokens: int, heads: int, width: int) -> int:
+        """The states of a head that are kept for a backward: one a chunk, or a block where weights exist a block at a time."""
+        blocks = getattr(PLANS[self.plan], "UNIT", "") == "resume"
+        return math.ceil(tokens / (min(self.compiled.chunk, runtime.BLOCK) if blocks else self.compiled.chunk))
 
     def explain(self) -> str:
         """The plan, why the others refused, what a token costs under each, and the length from which it beats softmax attention."""
         choice, known = self.compiled.choice, self.compiled.facts
         rows = [f"plan: {choice.name}" + (" (pinned)" if choice.pinned else "")]
-        rows += [f"  not {name}: {why or 'accepts too, but comes later'}" for name, why in choice.refused]
+        accepts = "accepts too" if choice.pinned else "accepts too, but comes later"
+        rows += [f"  not {name}: {why or accepts}" for name, why in choice.refused]
         rows.append(
             f"chunk: {self.compiled.chunk} tokens, " + ("part of the meaning" if known.grad_at == "chunk" else "no effect on results")
         )
@@ -177,12 +191,13 @@ def compile_rule(spec: LayerSpec, key_dim: int, value_dim: int, *, backend: str 
     """A compiled rule at fixed widths.
 
     Raises:
-        SpecError, PlanError: see `compile_spec`. KernelError: an unknown backend, or a plan that has no kernels under "triton".
+        SpecError, PlanError: see `compile_spec`. KernelError: an unknown backend, or a plan that has no code under "native" or "triton".
     """
     if backend not in ("auto", "torch", "native", "triton"):
-        raise KernelError(f"backend {backend!r}", "auto, torch, native or triton", "", "backend")
+        known = ("auto", "torch", "native", "triton")
+        raise KernelError(f"backend {backend!r}", "auto, torch, native or triton", near(backend, known), "backend")
     if plan not in ("auto", *PLANS):
-        raise PlanError(f"plan {plan!r}", "auto, " + ", ".join(PLANS), "", "plan")
+        raise PlanError(f"plan {plan!r}", "auto, " + ", ".join(PLANS), near(plan, ("auto", *PLANS)), "plan")
     rule = CompiledRule(spec, key_dim, value_dim, plan)
     if backend == "torch":
         return rule

@@ -25,9 +25,8 @@ def test_a_run_too_large_is_refused_with_the_number(monkeypatch: pytest.MonkeyPa
 def test_training_holds_the_states_of_all_chunks() -> None:
     rule = memkit.compile("titans", key_dim=8, value_dim=8)
     eq = rule.compiled.equations  # type: ignore[attr-defined]
-    sizes = [
-        memory.needed(eq, "frozen", 64, tokens, 3, True, 4) - memory.needed(eq, "frozen", 64, tokens, 3, False, 4) for tokens in (64, 128)
-    ]
+    kept = [rule._kept_states(tokens, 3, 4) for tokens in (64, 128)]  # type: ignore[attr-defined]
+    sizes = [memory.needed(eq, n * 64, 3, states, 4) - memory.needed(eq, n * 64, 3, None, 4) for n, states in enumerate(kept, 1)]
     states = 2 * (32 * 8 + 8 * 32)  # W1 and W2, each with its momentum
     tokens = 2 * (2 * 8 + 2 * 8 + 1)  # the sequences, twice more
     assert sizes == [3 * 4 * (states + 64 * tokens), 3 * 4 * (2 * states + 128 * tokens)]

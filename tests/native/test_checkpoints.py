@@ -73,6 +73,19 @@ def test_parts_hold_what_half_the_bytes_hold(monkeypatch: pytest.MonkeyPatch) ->
     assert native_run.saving("chunks", numbers, (7, 2, 4), 8) == "chunks_thin"
 
 
+def test_memory_counts_the_states_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long sequence is not refused for states that are made again; blocks are those of C++."""
+    rule = preset("titans")
+    numbers, chunk = rule.native.state_numbers("chunks"), rule.compiled.chunk
+    assert rule._kept_states(7 * chunk, 2, 8) == 7
+    monkeypatch.setattr(native_run, "STACKS", 2 * 3 * numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "FEWEST", 1)
+    assert rule._kept_states(8 * chunk, 2, 8) == 3
+    blocks = preset("atlas")
+    monkeypatch.setattr("memkit.compiler.native_rule.block", lambda numbers: 2)
+    assert blocks._kept_states(9, 2, 8) == 5
+
+
 def forward(change: Callable[[Graph], Graph] = lambda graph: graph) -> Graph:
     """w' = w x_n, y_n = w, with the states saved."""
     w, x = param("w", ("g",)), param("x", ("g",))

@@ -55,7 +55,7 @@ class Waits:
         self.read.clear()
 
     def __bool__(self) -> bool:
-        return bool(self.written)
+        return bool(self.written or self.read)
 
     def needed(self, reads: list[tuple[Memory, Share | None]], writes: list[tuple[Memory, Share]]) -> bool:
         """Whether threads must wait before a step: what it touches was touched by another thread."""

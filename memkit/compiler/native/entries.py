@@ -94,7 +94,7 @@ class Nest:
 
     def text(self) -> list[str]:
         """All of it, indented."""
-        found = [f"{'    ' * d}{x}" for d in range(1) for x in self.lines[0]]
+        found = list(self.lines[0])
         for d, (_, header) in enumerate(self.loops):
             found.append(f"{'    ' * d}{header} {{")
             found += [f"{'    ' * (d + 1)}{x}" for x in self.lines[d + 1]]

@@ -270,7 +270,6 @@ FN real fn_rsqrt(real x) { return real(1) / std::sqrt(x); }
 FN real fn_reciprocal(real x) { return real(1) / x; }
 FN real fn_abs(real x) { return std::fabs(x); }
 FN real fn_square(real x) { return x * x; }
-FN real fn_neg(real x) { return -x; }
 FN real fn_floor(real x) { return std::floor(x); }
 FN real fn_ceil(real x) { return std::ceil(x); }
 FN real fn_round(real x) { return std::nearbyint(x); }  // half to even in the default rounding mode
@@ -287,9 +286,5 @@ FN real fn_le(real a, real b) { return a <= b ? real(1) : real(0); }
 FN real fn_eq(real a, real b) { return a == b ? real(1) : real(0); }
 FN real fn_where(real flag, real a, real b) { return flag != 0 ? a : b; }
 
-FN real fn_add(real a, real b) { return a + b; }
-FN real fn_sub(real a, real b) { return a - b; }
-FN real fn_mul(real a, real b) { return a * b; }
-FN real fn_div(real a, real b) { return a / b; }
 
 #undef FN

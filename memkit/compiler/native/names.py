@@ -17,10 +17,14 @@ class Names:
 
 # C++'s own, and what emitted functions call what they are given
 WORDS = (
-    "G", "LT", "N", "Team", "above", "abs", "and", "apart", "asm", "auto", "bool", "break", "case", "catch", "char", "class", "const",
-    "continue", "cos", "default", "delete", "do", "double", "else", "enum", "exact_part", "exp", "fewer", "float", "for", "for_heads",
-    "g", "goto", "if", "in", "int", "later", "log", "long", "main", "member", "members", "members_of", "mine", "new", "not", "or", "out",
-    "own", "part", "private", "product", "product_room", "public", "real", "register", "return", "room", "short", "signed", "sin", "sizeof",
-    "solve", "spread", "sqrt", "static", "struct", "switch", "team", "template", "this", "try", "turned", "typedef", "union", "unsigned",
-    "using", "void", "volatile", "wait", "while", "wide", "xor",
+    "G", "IVDEP", "LT", "N", "SUM", "Team", "above", "abs", "alignas", "alignof", "and", "apart", "asm", "auto", "bitand", "bitor",
+    "bool", "break", "case", "catch", "char", "char16_t", "char32_t", "class", "compl", "const", "const_cast", "constexpr",
+    "continue", "cos", "decltype", "default", "delete", "do", "double", "dynamic_cast", "else", "enum", "exact_part", "exp",
+    "explicit", "export", "extern", "false", "fewer", "float", "for", "for_heads", "friend", "g", "goto", "if", "in", "inline",
+    "int", "later", "log", "long", "main", "member", "members", "members_of", "mine", "mutable", "namespace", "new", "noexcept",
+    "not", "nullptr", "operator", "or", "out", "own", "part", "private", "product", "product_room", "product_upper", "protected",
+    "public", "real", "register", "reinterpret_cast", "return", "room", "short", "signed", "sin", "sizeof", "solve", "spread",
+    "sqrt", "static", "static_assert", "static_cast", "struct", "switch", "team", "template", "this", "thread_local", "throw",
+    "true", "try", "turned", "typedef", "typeid", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "wait",
+    "wchar_t", "while", "wide", "xor",
 )  # fmt: skip

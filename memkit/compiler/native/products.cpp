@@ -391,12 +391,12 @@ void product(long M, long N, long K, const real* A, long am, long ak, const real
     compute({M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, false}, room);
 }
 
-// to[i * rows + j] = from[j * from_row + i] for j < rows and i < columns.
-void turned(long rows, long columns, const real* from, long from_row, real* to) { transpose<false>(rows, columns, from, from_row, to, rows); }
-
 // The same for a result known to be symmetric: tiles below the diagonal are copied from above it.
 void product_upper(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn,
                                       int add, real* room) {
     compute({M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, true}, room);
 }
+
+// to[i * rows + j] = from[j * from_row + i] for j < rows and i < columns.
+void turned(long rows, long columns, const real* from, long from_row, real* to) { transpose<false>(rows, columns, from, from_row, to, rows); }
 }

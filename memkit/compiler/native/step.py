@@ -100,7 +100,7 @@ class Step:
         return at
 
     def entries(self, nest: Nest) -> Entries:
-        return Entries(nest, Views(self.f), self.f.length, self.f.names, self.f.tables)
+        return Entries(nest, self.f.views, self.f.length, self.f.names, self.f.tables)
 
     def square(self, at: Mapping[str, Index]) -> Square | None:
         """The loops over the last two axes of a run's step, where these are long enough for copies to pay."""
@@ -165,19 +165,6 @@ def _split(able: Sequence[str], axes: Sequence[str], most: Mapping[str, int], te
     if able and able[0] == axes[0] and len(axes) > 2 and most[axes[0]] > 3 and prod(most[a] for a in axes[1:]) >= BLOCK // 4:
         return able[0]
     return next((a for a in able if most[a] >= ROWS), max(able, key=lambda a: most[a], default=""))
-
-
-class Views(dict):
-    """The arrays of a function as `Entries` wants them: by node, views of arrays included."""
-
-    def __init__(self, f: Function) -> None:
-        self.f = f
-
-    def __contains__(self, node: object) -> bool:
-        return node in self.f.views
-
-    def __getitem__(self, node: Node) -> View:
-        return self.f.views[node]
 
 
 def is_small(f: Function, node: Node, work: int) -> bool:

@@ -18,7 +18,7 @@ from .choice import Chain, Choice
 from .entries import MAKERS, Entries, Index, Nest, View, last, plus, times
 from .products import Product, product_of
 from .step import ALL, Step
-from .stretches import gathered, stretched
+from .stretches import indexing, stretched
 from .zeros import ANYWHERE, ENDLESS, strip
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _entries(made: Step, terms: Sequence[Node]) -> list[str]:
             text = " + ".join(entries.value(t, at).text for t in terms) or "real(0)"
         nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
 
-    return stretched(made, axes, gathered(f, terms, axes[-1]) if axes else [], write)
+    return stretched(made, axes, indexing(f, terms, axes[-1]) if axes else [], write)
 
 
 def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
@@ -176,11 +176,11 @@ def _product(made: Step, node: Node, begun: str) -> list[str]:
 
 def _past_zeros(made: Step, node: Node, p: Product, nest: Nest, bounds: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
     """The loop over blocks of rows, or of columns, that leaves out most of what is known to be zero; the bounds of a block."""
-    if not p.sums or p.sums in bounds:
-        return {}
     most, found, sizes = _lengths(made.f, node), [], made.f.sizes(*node.args)
+    if not p.sums or p.sums in bounds or p.sizes[p.sums] != sizes[p.sums]:  # the last if others were joined to it
+        return {}
     for x, operand in ((p.rows, node.args[0]), (p.cols, node.args[1])):
-        if x and most[x] >= 2 * FEWEST and p.sizes[x] == sizes[x]:  # else others were joined to it
+        if x and most[x] >= 2 * FEWEST and p.sizes[x] == sizes[x]:
             each, known = max(FEWEST, most[x] // 8 // FEWEST * FEWEST), strip(operand, x, p.sums)
             found.append((known.share(most[x], most[p.sums], each), x, each, known))
     share, x, each, known = min(found, default=(1.0, "", 0, ANYWHERE))
@@ -222,7 +222,7 @@ def _sum(made: Step, nodes: Sequence[Node], begun: str = "") -> None:
     nest = Nest()
     if along:
         made.add(_entries(made, []))
-        made.add(stretched(made, [*own[:-1], *gone, own[-1]], gathered(f, [node], own[-1]), partial(_summand, made, node), sizes))
+        made.add(stretched(made, [*own[:-1], *gone, own[-1]], indexing(f, [node], own[-1]), partial(_summand, made, node), sizes))
         return
     at = made.enter(nest, own, simd=False)
     total = f.names.new("total")
@@ -256,7 +256,7 @@ def _scattered(f: Function, node: Node) -> None:
     for x in _summands(f, operand) if node.op is Op.FOLD else (operand,):
         axes = [name for name in f.own(operand) if name != _placed(f, x)]
         along = node.op is Op.SCATTER and axes[-1] == a["axis"]
-        tables = [*gathered(f, [x], axes[-1]), tuple(a["index"])] if along else []
+        tables = [*indexing(f, [x], axes[-1]), tuple(a["index"])] if along else []
         made.add(stretched(made, axes, tables, partial(_added, made, node, x), f.sizes(operand), simd=not along))
     made.done()
 

@@ -61,7 +61,7 @@ def _kind(tables: tuple[Table, ...], steps: tuple[int, ...], parts: list[tuple[i
     return Kind(begins, ends, dict(zip(tables, steps, strict=True)), {t: tuple(t[b] for b in begins) for t in tables})
 
 
-def gathered(f: Function, terms: Sequence[Node], axis: str) -> list[Table]:
+def indexing(f: Function, terms: Sequence[Node], axis: str) -> list[Table]:
     """The tables by which entries of `terms`, made here, are gathered along an axis."""
     found: dict[Table, None] = {}
     stack, seen = [below for term in terms for below in _below(term, axis, found)], set()

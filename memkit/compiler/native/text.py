@@ -88,7 +88,7 @@ class Function:
             self.views[param] = self._argument("const real*", param.attrs["name"], f"in[{i}]", param)
         for i, (label, node) in enumerate(zip(labels, self.graph.results, strict=True)):
             if node.op in (Op.PARAM, Op.CONST, Op.TENSOR):
-                raise AssertionError("results are settled")
+                raise AssertionError(f"result {label} has no step that makes it")
             self.views[node] = self._argument("real*", f"{label}_out", f"out[{i}]", node)
         self.adopt(self.graph)
         items, reads = self.items(self.graph)

@@ -90,7 +90,7 @@ def _decay(node: Node) -> Node | None:
     """What is the same along other axes decays the same along them; what never decays is a triangle of ones."""
     (x,), axis, new = node.args, node.attrs["axis"], node.attrs["new"]
     value = uniform(x)
-    if x.op is Op.EXPAND and len(x.axes) > 1 and value is not None:
+    if x.op is Op.EXPAND and len(x.axes) > 1 and value is not None and set(x.args[1].axes) == set(x.axes):
         line = ir.expand(ir.const(value), _line(x.args[1], axis))
         return ir.expand(ir.decay(line, axis, new), x.args[1])
     if value == 1.0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 
 from memkit.compiler import ir
@@ -111,8 +110,6 @@ def _with(loop: Loop, inputs: dict[Node, tuple[Input, bool]]) -> Loop:
         return node if args == node.args else node.replace(args=args)
 
     body = ir.rebuild(loop.body, change)
-    k = len(loop.carries)
-    carries = tuple(c._replace(result=r) for c, r in zip(loop.carries, body.results, strict=False))
     slices = [i for i, sliced in inputs.values() if sliced]
     consts = [i for i, sliced in inputs.values() if not sliced]
-    return replace(loop, carries=carries, slices=(*loop.slices, *slices), consts=(*loop.consts, *consts), outputs=body.results[k:])
+    return loop.with_body(body, (*loop.slices, *slices), (*loop.consts, *consts))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memkit.compiler import ir
 from memkit.compiler.ir import Graph, Node, Op
-from memkit.compiler.passes.loops import TOKENS, Carry, Input, Loop, rewrite_loops
+from memkit.compiler.passes.loops import TOKENS, Input, Loop, rewrite_loops
 
 
 def lodge(graph: Graph) -> Graph:
@@ -36,7 +34,7 @@ def _fits(value: Node, axis: str, only: set[Node]) -> bool:
 
 def _lodged(loop: Loop, only: set[Node]) -> Node:
     chosen = next((s for s in loop.slices if _fits(s.value, loop.axis, only)), None)
-    if chosen is None or len(loop.slices) < 1:
+    if chosen is None:
         return loop.node
     taken = {p.attrs["name"] for p in loop.body.params}
     slices, consts = [s for s in loop.slices if s is not chosen], list(loop.consts)
@@ -61,6 +59,4 @@ def _lodged(loop: Loop, only: set[Node]) -> Node:
         return node if args == node.args else node.replace(args=args)
 
     body = ir.rebuild(loop.body, change)
-    k = len(loop.carries)
-    carries = tuple(Carry(c.start, c.param, r) for c, r in zip(loop.carries, body.results, strict=False))
-    return replace(loop, carries=carries, slices=tuple(slices), consts=tuple(consts), outputs=body.results[k:]).rebuilt()
+    return loop.with_body(body, tuple(slices), tuple(consts)).rebuilt()

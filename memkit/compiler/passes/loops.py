@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from memkit.compiler import ir
@@ -49,6 +49,11 @@ class Loop:
         params = (*(c.param for c in self.carries), *(i.param for i in (*self.slices, *self.consts)))
         labels = self.node.body.labels if self.node.body and len(self.node.body.labels) == len(self.carries) + len(self.outputs) else ()
         return Graph(params, (*(c.result for c in self.carries), *self.outputs), labels)
+
+    def with_body(self, body: Graph, slices: tuple[Input, ...], consts: tuple[Input, ...]) -> Loop:
+        """The loop with another body, of as many carries, and other inputs."""
+        carries = tuple(c._replace(result=r) for c, r in zip(self.carries, body.results, strict=False))
+        return replace(self, carries=carries, slices=slices, consts=consts, outputs=body.results[len(carries) :])
 
     def kind(self, index: int) -> tuple[str, int]:
         """What the GET with this index names."""

@@ -80,6 +80,4 @@ def _merged_inputs(loop: Loop) -> Loop:
         return node if args == node.args else node.replace(args=args)
 
     body = ir.rebuild(loop.body, change)
-    k = len(loop.carries)
-    carries = tuple(c._replace(result=r) for c, r in zip(loop.carries, body.results, strict=False))
-    return replace(loop, carries=carries, slices=tuple(kept[0]), consts=tuple(kept[1]), outputs=body.results[k:])
+    return loop.with_body(body, tuple(kept[0]), tuple(kept[1]))

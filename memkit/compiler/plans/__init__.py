@@ -1,4 +1,5 @@
-"""The plans, best first. Each module answers `refuse(facts) -> str | None` and lowers: `lower(equations, facts, resume) -> Graph`."""
+"""The plans, best first. Each module answers `refuse(facts) -> str | None`, lowers with `graphs(equations, facts) -> dict[str, Graph]`
+(`chunks`, all whole chunks, and `resume`, part of one; UNIT where there is `resume` alone) and knows its tokens: `tile(facts) -> int`."""
 
 from __future__ import annotations
 

@@ -63,7 +63,6 @@ class Chunk:
     slots: dict[str, dict[str, Node]]  # weight name -> slot name -> slot
     anchor: dict[str, Node]  # where the gradient is taken; the weights themselves unless a chunk is resumed
     params: dict[str, Node]
-    extra: dict[str, Node] = field(default_factory=dict)  # further sequences a plan hands to its token loop
     past: dict[tuple[str, str, str], Node] = field(default_factory=dict)  # infinite weights: see `past_nodes`
 
     def gate(self, name: str) -> Node:

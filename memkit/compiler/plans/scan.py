@@ -71,7 +71,6 @@ def token_loop(chunk: Chunk, seen: dict[str, Node], gradient: Gradient) -> tuple
         slots={n: {s: inner_state[x] for s, x in own.items()} for n, own in chunk.slots.items()},
         anchor=inner_anchor,
         params=inner_params,
-        extra={n: x for n, x in inner.items() if n in seen},
     )
     y, weights, slots = step(token, gradient)
     results = [
