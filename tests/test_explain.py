@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -130,9 +132,10 @@ def test_a_component_that_says_nothing_is_named() -> None:
 def test_a_layer_that_is_made_takes_no_sizes() -> None:
     layer = load("deltanet", dim=16, heads=2)
     explain(layer)
-    for more in ({"dim": 32}, {"heads": 4}, {"overrides": {"window.size": 2}}):
+    more: list[dict[str, Any]] = [{"dim": 32}, {"heads": 4}, {"overrides": {"window.size": 2}}]
+    for given in more:
         with pytest.raises(SpecError, match="a MemoryLayer with dim, heads or overrides"):
-            explain(layer, **more)
+            explain(layer, **given)
 
 
 def test_what_comes_before_a_pinned_plan_is_not_said_to_come_later() -> None:

@@ -16,7 +16,7 @@ from .step import is_small
 if TYPE_CHECKING:
     from .text import Function
 
-WHOLE = (Op.SCAN, Op.SOLVE, Op.DECAY, Op.FOLD, Op.SCATTER)  # steps that are not shared along the team's axis
+WHOLE = (Op.SCAN, Op.SOLVE, Op.DECAY, Op.SCATTER)  # steps that are not shared along the team's axis
 
 
 def private(
@@ -31,7 +31,7 @@ def private(
     for reader in items:
         seen = {n for n in reads[reader].all if n in found}
         if reader in shared:
-            found -= seen if not joins(f, reader, f.team, chosen.roots) else set()
+            found -= seen if not joins(f, reader, f.team, chosen.roots, WHOLE) else set()
         elif seen:
             found -= seen - (set() if reader in joined else _in_parts(f, reader, chosen))
     return found
@@ -39,7 +39,9 @@ def private(
 
 def _is_shared(f: Function, node: Node, chosen: Choice) -> bool:
     """Whether the step for a value is shared along the team's axis."""
-    return f.team in f.own(node) and "n" not in node.axes and node.op not in WHOLE and not is_small(f, node, steps.work(f, node, chosen))
+    if node.op in WHOLE or (node.op is Op.FOLD and f.team in moved_axes(node)):
+        return False
+    return f.team in f.own(node) and "n" not in node.axes and not is_small(f, node, steps.work(f, node, chosen))
 
 
 def _in_parts(f: Function, reader: Node, chosen: Choice) -> set[Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
@@ -142,9 +142,9 @@ def _rest(f: Function, node: Node, axis: str) -> int:
     return prod(most[a] for a in f.own(node) if a != axis)
 
 
-def joins(f: Function, node: Node, axis: str, roots: set[Node]) -> bool:
-    """Whether a step makes each entry of the axis of the same entry of what it reads."""
-    if node.op in (Op.SCAN, Op.SOLVE, Op.DECAY, Op.FOLD) or axis not in node.axes or node in f.adopted:
+def joins(f: Function, node: Node, axis: str, roots: set[Node], whole: Container[Op] = (Op.SCAN, Op.SOLVE, Op.DECAY, Op.FOLD)) -> bool:
+    """Whether a step makes each entry of the axis of the same entry of what it reads. whole: steps that are no part of anything."""
+    if node.op in whole or axis not in node.axes or node in f.adopted:
         return False
     if node.op is Op.SCATTER and keep.offset(node) is None:
         return False
