@@ -61,6 +61,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     quick: bool = False
+    again: bool = False  # measured alone, after the others
     load: float = 0.0  # of the machine when the section began: 0 where nothing else ran
 
     def bar(self, what: str, sense: str, bar: float, unit: str = "x") -> Bar:

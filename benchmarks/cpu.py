@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         task = bar.add_task("", total=sum(steps(name, bench) for name in names))
         for name in names:
             sections[name] = measured(name, bench, lambda what: bar.update(task, advance=1, description=what))
+            sections[name].again = bool(args.only)
             for found in sections[name].bars:
                 console.print("  ".join(report.bar_row(found)[:5]).replace("**", ""))
             for why in (note for note in sections[name].notes if note.startswith("Not measured")):

@@ -107,6 +107,9 @@ def page(facts: Mapping[str, Any], sections: Mapping[str, Section]) -> str:
     parts += [f"Machine: {facts['machine']}.  \nVersions: {named}.", code(facts["no_native"])]
     if any(s.quick for s in sections.values()):
         parts.append("**This is a quick run at tiny sizes: it shows that everything runs, and its numbers mean nothing.**")
+    again = [s.title for s in sections.values() if s.again]
+    if again:
+        parts.append("Measured again after the rest: " + "; ".join(again) + ".")
     busy = [f"{n} ({s.load:.1f})" for n, s in sections.items() if s.load > facts["threads"] + 1]
     if busy:
         parts.append(f"**Other work was on the cores (load average) during: {', '.join(busy)}.**")

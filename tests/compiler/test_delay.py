@@ -79,9 +79,9 @@ def test_no_product_with_a_wide_state_takes_more_tokens_than_a_chunk_has() -> No
     assert wide_products(after) == {("t",)}
 
 
-@pytest.mark.parametrize("other", [{"window.size": 1}, {"optimizer": "momentum"}])
+@pytest.mark.parametrize("other", [{"window.size": 1}, {"optimizer": "momentum"}, {"window.size": 2, "update.chunk_size": 16}])
 def test_other_loops_stay(other: dict[str, Any]) -> None:
-    """Without a window, and where slots are updated, which then update the weights."""
+    """Without a window, where slots are updated, which then update the weights, and in chunks that are long beside the window."""
     before, after, _ = lowered(spec_of("omeganet", {"update.chunk_size": 6, **other}))
     assert after is before
 

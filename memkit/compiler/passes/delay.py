@@ -14,6 +14,7 @@ from memkit.compiler.symmetric import summed
 from .loops import Carry, Loop
 
 DEAR = 2  # times what it takes to keep a state apart from what it waits for: a state wider than that is
+LONG = 12  # times the tokens that wait: in chunks longer than that they are too few to matter
 SLOT = "j"  # the axis of a window's slots
 NONE = ir.const(0.0)
 
@@ -40,7 +41,7 @@ def delay(graph: Graph, window: int, chunk: int, sizes: Mapping[str, int]) -> Gr
     keeps: results up to rounding
     """
     scan = next((n for n in graph.nodes() if n.op is Op.SCAN), None)
-    if scan is None or window == 1:
+    if scan is None or window == 1 or chunk > LONG * (window - 1):
         return graph
     loop = Loop.of(scan)
     for place, carry in enumerate(loop.carries):
