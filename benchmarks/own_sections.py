@@ -8,6 +8,7 @@ import memkit
 from benchmarks.bench import BACKENDS, LABELS, SUFFIX, TORCH, Bench, Section, backends, cell, ms
 from benchmarks.process import Worker
 from memkit.benchmark import Timing
+from memkit.compiler.passes.delay import LONG as LONGEST
 
 WHOLE = "span"  # the plan that keeps the whole past, by its meaning
 SEQUENTIAL = "scan"
@@ -45,7 +46,8 @@ def window(b: Bench, s: Section) -> None:
     s.rows = [row for n in names for row in rows[n]]
     s.notes.append(
         "A chunk of C tokens sees C + 15 keys where it saw C, since the window's tokens from before the chunk are taken at the chunk's "
-        "start: 23 % more for C = 64, 12 % for 128, 6 % for 256. Torch code evaluates all of them. In native code, up to C = 180, "
+        "start: 23 % more for C = 64, 12 % for 128, 6 % for 256. Torch code evaluates all of them. In native code, "
+        f"up to C = {LONGEST * 15}, "
         "what the last 15 add to a wide state waits for the next chunk, and no product with that state takes more than C tokens "
         "(`memkit/compiler/passes/delay.py`)."
     )

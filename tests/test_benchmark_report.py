@@ -71,6 +71,13 @@ def test_a_quick_run_says_that_its_numbers_mean_nothing(tmp_path: Path) -> None:
     assert "quick run" in page and "delta (9.0)" in page
 
 
+def test_the_page_says_what_was_measured_later(tmp_path: Path) -> None:
+    first, later = section(), section()
+    later.title, later.again = "another section", True
+    report.save(tmp_path, {"delta": first, "loop": later}, "make bench", 2)
+    assert "Measured again after the rest: another section.\n" in (tmp_path / "benchmarks.md").read_text()
+
+
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     line = {"forward": [1.0, 2.0], "both": [2.0, 4.0], "forward_bytes": [2**20, 2**21], "both_bytes": [2**21, 2**22]}
     figure({"tokens": [512, 1024], "families": {"one": {"a": line, "b": line}, "two": {"a": line}}}, tmp_path / "f.png")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from . import ir
 from .ir import Graph, Node, Op
 from .passes import prune
-from .passes.loops import Input, Loop
+from .passes.loops import Input, Loop, put_in
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,7 @@ def _states(forward: Graph, loop: Loop, kept: Mapping[str, Node], made: Mapping[
     slices = (*loop.slices, *(Input(outside[label], inside[node]) for label, node in kept.items()))
     fewer = replace(loop, carries=carries, slices=slices, outputs=())
     scan = fewer.rebuilt(save=True)
-
-    def put_in(node: Node, args: tuple[Node, ...]) -> Node:
-        if node is loop.node:
-            return scan
-        if node.op is Op.GET and node.args[0] is loop.node:
-            return ir.get(scan, fewer.index(*loop.kind(node.attrs["index"])), node.axes)
-        return node if args == node.args else node.replace(args=args)
-
-    results = ir.rebuild(Graph((), tuple(made.values())), put_in).results
+    results = put_in(Graph((), tuple(made.values())), loop, fewer, scan).results
     graph = prune(Graph((*forward.params, *outside.values()), results, tuple(made)))
     used = set(graph.nodes()) - set(graph.params)
     read = {arg for node in used for arg in node.args} | set(graph.results)

@@ -19,14 +19,14 @@ from tests.cases import spec_of
 from .agree import compiled
 
 CHUNKS, HEADS, WIDTH = 4, 2, 4
-NARROW = {"f": 10_000}  # widths that say: worth it
+WIDE = {"f": 10_000}  # so many features that delaying what they are added to is worth it
 
 
 def lowered(spec: LayerSpec) -> tuple[Graph, Graph, dict[str, int]]:
     """A spec's graph over chunks, the same with its wide states delayed, and the lengths of their axes."""
     found = compiled(spec, WIDTH, WIDTH, 64).compiled
     eq, graph = found.equations, dedupe(found.graphs["chunks"].after("lower"))
-    after = delay(graph, eq.window, found.chunk, {**eq.sizes, **NARROW})
+    after = delay(graph, eq.window, found.chunk, {**eq.sizes, **WIDE})
     lengths = {**eq.sizes, "n": CHUNKS, "g": HEADS, "t": found.chunk, "s": found.chunk + eq.window - 1, "j": eq.window}
     assert eq.features is not None and eq.kernel is not None
     return graph, after if after is graph else kernel_trick(after, eq.features, eq.kernel), lengths
@@ -97,4 +97,4 @@ def test_a_state_that_is_read_elsewhere_stays() -> None:
         return node.replace(body=body) if node is scan else node if args == node.args else node.replace(args=args)
 
     more = ir.rebuild(graph, change)
-    assert delay(more, 5, 6, {**lengths, **NARROW}) is more
+    assert delay(more, 5, 6, {**lengths, **WIDE}) is more

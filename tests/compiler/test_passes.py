@@ -470,3 +470,10 @@ def test_fold_knows_decays_of_constants() -> None:
         after = fold(graph)
         same(graph, after)
         assert all(n.axes == ("t", "s") for n in after.nodes() if n.op is Op.DECAY)
+
+
+def test_fold_keeps_all_axes_of_a_constant_decay() -> None:
+    """What decays may be stretched along an axis that the last stretch does not name."""
+    y, z = ir.param("y", ("t", "k")), ir.param("z", ("t", "v"))
+    graph = Graph((y, z), (ir.decay(ir.expand(ir.expand(ir.const(0.5), y), z), "t", "u"),))
+    same(graph, fold(graph))

@@ -10,6 +10,7 @@ import pytest
 import memkit
 from memkit import cli
 from memkit.compiler import ir, native_run
+from memkit.compiler.emit_native import _table
 from memkit.compiler.native import step
 from memkit.compiler.native.arena import Memory
 from memkit.compiler.native.entries import COPIES, Entries, Index, Nest, Square, View
@@ -122,3 +123,9 @@ def test_the_command_says_why_there_is_none(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         cli.main(["emit", "exp_attention", "--backend", "native"])
     assert ended.value.code == 2 and "plan span" in capsys.readouterr().err
+
+
+@pytest.mark.without_compiler
+def test_constants_are_written_as_cpp_has_them() -> None:
+    text = _table("x", "constant", (float("inf"), -float("inf"), float("nan"), 0.5))
+    assert "real(INFINITY), real(-INFINITY), real(NAN), real(0.5)" in text

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from memkit.compiler import native_build, native_run
+from memkit.compiler.native.arena import Memory, Waits
 from memkit.inputs import values_and_gradients
 from tests.cases import draw
 from tests.compare import assert_all_close, assert_close
@@ -122,3 +123,12 @@ def test_fewer_threads_than_were_asked_for() -> None:
 def test_a_forked_process_runs() -> None:
     """As a loader's workers are made; it can compile, too, without its parent's threads."""
     assert process(FORK) == ["True", "True"]
+
+
+@pytest.mark.without_compiler
+def test_what_was_read_is_waited_for_too() -> None:
+    """A loop may write where a slow member still reads, though nobody has written."""
+    waits = Waits()
+    assert not waits
+    waits.note([(Memory("mine", 0, 16), None)], [])
+    assert waits

@@ -54,8 +54,8 @@ def product_of(
     views: tuple[View, View, View],
     sizes: Sizes,
     most: Mapping[str, int],
-    bounds: Mapping[str, tuple[str, str]] | None = None,
-    fixed: Sequence[str] = ("g",),
+    bounds: Mapping[str, tuple[str, str]],
+    fixed: Sequence[str],
 ) -> Product:
     """The longest axis of each kind goes into the call, after axes that lie behind each other were joined.
 
@@ -63,7 +63,7 @@ def product_of(
     longer there.
     """
     (a, b, c), (batch, rows, cols, sums) = views, ([x for x in axes if x not in fixed] for axes in choice.sides(node))
-    sizes, most, done = dict(sizes), dict(most), dict(bounds or {})
+    sizes, most, done = dict(sizes), dict(most), dict(bounds)
 
     def join(axes: list[str], views: Sequence[View]) -> None:
         for outer, inner in permutations(list(axes), 2):

@@ -11,7 +11,7 @@ from memkit.compiler import ir
 from memkit.compiler.ir import Graph, Node, Op
 from memkit.compiler.symmetric import summed
 
-from .loops import Carry, Loop
+from .loops import Carry, Loop, put_in
 
 DEAR = 2  # times what it takes to keep a state apart from what it waits for: a state wider than that is
 LONG = 12  # times the tokens that wait: in chunks longer than that they are too few to matter
@@ -38,7 +38,7 @@ def delay(graph: Graph, window: int, chunk: int, sizes: Mapping[str, int]) -> Gr
     rewrite: W y                      ->  V y + sum over j of p_j (x_j . y)
              a W + sum of m_s x_s^T   ->  V: a V + sum of (m_s + a p_s) x_s^T over all tokens but the last, p: these of the last
              W x_j of the next chunk  ->  a (W x_j) + sum of m_s (x_s . x_j)
-    keeps: results up to rounding
+    keeps: results up to rounding, where chunks follow each other: the tokens before a chunk are the last of the one before it
     """
     scan = next((n for n in graph.nodes() if n.op is Op.SCAN), None)
     if scan is None or window == 1 or chunk > LONG * (window - 1):
@@ -125,7 +125,7 @@ def _delayed(graph: Graph, loop: Loop, place: int, update: Update, window: int) 
     scan = new.rebuilt()
     waiting = ir.shift(ir.get(scan, new.index("carry", len(loop.carries)), axes), NONE, SLOT)
     rest = ir.einsum(waiting, _outside(loop, update.x, -1, window), carry.result.axes)
-    return _put_in(graph, loop, new, scan, {("carry", place): ir.add(ir.get(scan, place, carry.result.axes), rest)})
+    return put_in(graph, loop, new, scan, {("carry", place): ir.add(ir.get(scan, place, carry.result.axes), rest)})
 
 
 def _axes(update: Update, tokens: str) -> tuple[str, ...]:
@@ -155,15 +155,15 @@ def _inside(loop: Loop, place: int, update: Update, window: int, begun: Node) ->
         return node if args == node.args else node.replace(args=args)
 
     body = ir.rebuild(Graph(loop.body.params, (*loop.body.results, update.m)), change)
-    m, count = body.results[-1], len(loop.carries)
+    m, same = body.results[-1], loop.with_body(Graph(body.params, body.results[:-1]), loop.slices, loop.consts)
     owed = ir.add(m, _laid((ir.mul(update.a, late), "t", 0), like=m, window=window))
     added = ir.einsum(_own(owed, 0, window), _own(update.x, 0, window), carry.result.axes)
     seen = ir.einsum(m, ir.einsum(update.x, last, over=(wide,)), axes)
-    carries = [c._replace(result=r) for c, r in zip(loop.carries, body.results, strict=False)]
+    carries = list(same.carries)
     carries[place] = carry._replace(result=ir.add(update.kept, added).replace(name=carry.result.name))
     waits = Carry(ir.expand(NONE, begun), late, _next(_slots(owed, -1, window)))
     reads = Carry(begun, ahead, _next(ir.add(ir.mul(update.a, _slots(joined, -1, window)), seen)))
-    return replace(loop, carries=(*carries, waits, reads), outputs=body.results[count:-1])
+    return replace(same, carries=(*carries, waits, reads))
 
 
 def _outside(loop: Loop, x: Node, end: int, window: int) -> Node:
@@ -172,17 +172,3 @@ def _outside(loop: Loop, x: Node, end: int, window: int) -> Node:
     given = {name: ir.rename(_slots(i, end, window), {SLOT: "s"}) if "s" in i.axes else i for name, i in given.items()}
     (found,) = ir.inline(Graph((), (x,)), {**given, **{i.param.attrs["name"]: i.value for i in loop.consts}})
     return ir.rename(found, {"s": SLOT})
-
-
-def _put_in(graph: Graph, old: Loop, new: Loop, scan: Node, instead: Mapping[tuple[str, int], Node]) -> Graph:
-    """The graph with another loop, whose results are found where `instead` says, or under the same kind and place."""
-
-    def change(node: Node, args: tuple[Node, ...]) -> Node:
-        if node is old.node:
-            return scan
-        if node.op is Op.GET and args[0] is scan:
-            kind = old.kind(node.attrs["index"])
-            return instead[kind] if kind in instead else node.replace(args=args, attrs={"index": new.index(*kind)})
-        return node if args == node.args else node.replace(args=args)
-
-    return ir.rebuild(graph, change)

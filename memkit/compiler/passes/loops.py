@@ -77,6 +77,21 @@ class Loop:
         return self.node if same else self.node.replace(args=args, attrs=attrs, body=body)
 
 
+def put_in(graph: Graph, old: Loop, new: Loop, scan: Node, instead: Mapping[tuple[str, int], Node] | None = None) -> Graph:
+    """The graph with `scan`, made of `new`, for a loop; its results are found where `instead` says, or under the same kind and place."""
+    instead = instead or {}
+
+    def change(node: Node, args: tuple[Node, ...]) -> Node:
+        if node is old.node:
+            return scan
+        if node.op is Op.GET and node.args[0] is old.node:
+            kind = old.kind(node.attrs["index"])
+            return instead[kind] if kind in instead else node.replace(args=args, attrs={"index": new.index(*kind)})
+        return node if args == node.args else node.replace(args=args)
+
+    return ir.rebuild(graph, change)
+
+
 Rewrite = Callable[[Loop, set[tuple[str, int]]], tuple[Node, Mapping[tuple[str, int], "tuple[str, int] | Node"]]]
 
 
