@@ -139,6 +139,7 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         runtime.in_sequence,
         runtime.started,
         runtime.first_state,
+        runtime.cut,
         runtime.overlapping,
     ]
     if "history" in graphs:

@@ -19,6 +19,7 @@ from .emit_values import short_runs
 from .ir import Graph
 from .kernels.lengths import Lengths, lengths, start
 from .native.entries import number
+from .native.team import parted
 from .native.text import Source, source
 from .passes import absorb, dedupe, fold, prune, settle
 from .symmetric import SYMMETRIC
@@ -54,6 +55,7 @@ def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     stacks: dict[str, Mapping[str, str]] = {}
     for name, graph in graphs.items():
         graph = passed(graph)
+        graph = parted(graph, [given] * len(graph.params), chunk)
         params = [p.attrs["name"] for p in graph.params]
         forward, back = backward(graph, params, narrow_product, SYMMETRIC)
         back = laid_out(passed(back), {p.attrs["name"]: p.axes for p in graph.params})
@@ -63,6 +65,7 @@ def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         found = lengths(forward, [given] * len(forward.params))
         for label, node in zip(forward.labels, forward.results, strict=True):
             known[label if label.startswith("saved_") else f"grad_{label}"] = found[node]
+        back = parted(back, [known[p.attrs["name"]] for p in back.params], chunk)
         made[f"{name}_backward"] = source(back, f"{name}_backward", known, chunk, tables)
         few = checkpoints(forward)
         if few is not None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import native_build
+from . import native_build, native_memory
 from .assemble import again
 from .emit_native import NativeModule, native_module
 from .ir import Graph
@@ -30,7 +30,8 @@ from .pipeline import Compiled, Stages
 
 LARGE = 1 << 22  # bytes of an array that are worth large pages
 BLOCK, WEIGHTS = 32, 1 << 19  # most tokens whose weights exist at once, where they must, and most numbers in these
-STACKS = 1 << 23  # bytes of states that are all saved; of more, as many are made again at a time as take half of this
+STACKS = 1 << 27  # bytes of states that are all saved; of more, few are, and the others made again
+PART = 1 << 22  # bytes of states that are made again at a time: a cache holds these
 FEWEST = 4  # chunks whose states are made again at a time, however large these are: all states are copied twice each time
 MANY, ROOMY = 16, 1 << 26  # where states are that large, up to so many, as far as they take no more than these bytes
 Sizes = tuple[int, int, int]  # N, G, LT
@@ -72,7 +73,7 @@ class Native:
         """First chunk, and the one behind the last, of the parts of which a thin function keeps the first states."""
         chunks, G, _ = sizes
         a_chunk = max(1, self.state_numbers(base) * G * bytes_each)
-        most = STACKS // 2 // a_chunk
+        most = PART // a_chunk
         if most < FEWEST:
             most = max(FEWEST, min(MANY, ROOMY // a_chunk))
         return [(first, min(chunks, first + most)) for first in range(0, chunks, most)]
@@ -173,12 +174,13 @@ def saving(base: str, state_numbers: int, sizes: Sizes, bytes_each: int) -> str:
 
 
 def empty(source: Source, sizes: Sizes, like: Tensor) -> dict[str, Tensor]:
-    """The results of a function, to be written."""
+    """The results of a function, to be written. What only its backward sees lies in memory that is used again and again."""
     N, G, LT = sizes
-    return {
-        label: like.new_empty([G if a == "g" else length.at(LT, N) for a, length in zip(axes, lengths, strict=True)])
-        for label, axes, lengths in source.results
-    }
+    found = {}
+    for label, axes, lengths in source.results:
+        shape = [G if a == "g" else length.at(LT, N) for a, length in zip(axes, lengths, strict=True)]
+        found[label] = native_memory.empty(shape, like) if label.startswith("saved_") else like.new_empty(shape)
+    return found
 
 
 # ---- calls
@@ -225,9 +227,9 @@ def shapes(native: Native, name: str, sizes: Sizes, like: Tensor) -> list[Tensor
 
 def starts(native: Native, base: str, sizes: Sizes, like: Tensor) -> dict[str, Tensor]:
     """Room for the states that a thin function keeps, by the states' names."""
-    states = empty(native.module.functions[f"{base}_states"], sizes, like)
+    last = empty(native.module.functions[f"{base}_thin"], sizes, like)
     count = len(native.parts(base, sizes, like.element_size()))
-    return {state: like.new_empty(count, *states[label].shape[1:]) for label, state in native.module.stacks[base].items()}
+    return {state: native_memory.empty([count, *last[state].shape], like) for state in native.module.stacks[base].values()}
 
 
 def run(inputs: list[Tensor], key: str, name: str, sizes: Sizes) -> list[Tensor]:

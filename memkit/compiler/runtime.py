@@ -65,10 +65,15 @@ def pieces(tokens: int, position: int, chunk: int, semantic: bool) -> list[tuple
     return found
 
 
+def cut(x: Tensor, sizes: list[int]) -> list[Tensor]:
+    """x [B, L, ..] in pieces of `sizes` tokens. The gradient of a split is a copy, so there is none where one piece is all."""
+    return list(x.split(sizes, 1)) if len(sizes) > 1 else [x]
+
+
 def overlapping(x: Tensor, sizes: list[int], before: int) -> list[Tensor]:
     """x [B, before + L, ..] cut into pieces of `sizes` tokens, each with the `before` tokens in front of it; cheap to differentiate."""
     if not before:
-        return list(x.split(sizes, 1))
+        return cut(x, sizes)
     tail, *rest = x.split([before, *sizes], 1)
     found = []
     for part in rest:
@@ -112,7 +117,7 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None):
         bounds = pieces(tokens, position, rule["chunk"], rule["semantic"])
     sizes = [stop - start for start, stop, _ in bounds]
     parts = zip(
-        bounds, q.split(sizes, 1), *(overlapping(x, sizes, before) for x in (seen_k, seen_v)), *(g.split(sizes, 1) for g in gates.values())
+        bounds, cut(q, sizes), *(overlapping(x, sizes, before) for x in (seen_k, seen_v)), *(cut(g, sizes) for g in gates.values())
     )
     for (start, stop, chunks), q_part, k_part, v_part, *gate_parts in parts:
         sequences = [to_chunks(q_part, chunks), *(to_windows(x, chunks, before) for x in (k_part, v_part))]
@@ -124,7 +129,8 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None):
         outputs.append(from_chunks(y, batch, chunks > 0))
         if rule["semantic"] and (position + stop) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]
-    return torch.cat(outputs, 1), pack(rule, state, carried, anchor, keys, values, tokens, batch, heads)
+    y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
+    return y, pack(rule, state, carried, anchor, keys, values, tokens, batch, heads)
 
 
 def pack(rule, state, carried, anchor, keys, values, tokens, batch, heads):

@@ -41,7 +41,8 @@ def test_results_and_gradients_are_the_same(name: str, chunks: int, monkeypatch:
     inputs = draw(rule, B=2, T=5 * rule.compiled.chunk + 2, H=2)
     want = values_and_gradients(rule, inputs)
     a_chunk = rule.native.state_numbers("chunks") * inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.element_size()
-    monkeypatch.setattr(native_run, "STACKS", 2 * chunks * a_chunk)
+    monkeypatch.setattr(native_run, "STACKS", 0)
+    monkeypatch.setattr(native_run, "PART", chunks * a_chunk)
     monkeypatch.setattr(native_run, "FEWEST", 1)
     monkeypatch.setattr(native_run, "ROOMY", 0)
     names = called(monkeypatch)
@@ -58,10 +59,11 @@ def test_short_sequences_keep_all_states(monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(names) == {"chunks_saving", "chunks_backward"}
 
 
-def test_parts_hold_what_half_the_bytes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_hold_what_a_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = preset("titans")
     numbers = sum(w.numel() for w in draw(rule, B=1, T=1, H=1).weights.values()) * 2  # weights, and momentum of each
-    monkeypatch.setattr(native_run, "STACKS", 2 * 3 * numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "STACKS", 6 * numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "PART", 3 * numbers * 2 * 8)
     monkeypatch.setattr(native_run, "ROOMY", 5 * numbers * 2 * 8)
     assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 5), (5, 8)], "few states are copied less often"
     monkeypatch.setattr(native_run, "ROOMY", 0)
@@ -78,7 +80,8 @@ def test_memory_counts_the_states_that_are_kept(monkeypatch: pytest.MonkeyPatch)
     rule = preset("titans")
     numbers, chunk = rule.native.state_numbers("chunks"), rule.compiled.chunk
     assert rule._kept_states(7 * chunk, 2, 8) == 7
-    monkeypatch.setattr(native_run, "STACKS", 2 * 3 * numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "STACKS", 6 * numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "PART", 3 * numbers * 2 * 8)
     monkeypatch.setattr(native_run, "FEWEST", 1)
     assert rule._kept_states(8 * chunk, 2, 8) == 3
     blocks = preset("atlas")

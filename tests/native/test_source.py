@@ -88,6 +88,29 @@ def test_states_stay_with_the_members_that_made_them(name: str) -> None:
 
 
 @pytest.mark.without_compiler
+def test_one_wait_serves_all_sums_that_members_then_read() -> None:
+    rule = memkit.compile("titans", key_dim=64, value_dim=64, backend="native", overrides={"update.chunk_size": 16})
+    assert isinstance(rule, NativeRule)
+    text = rule.native.module.functions["chunks_backward"].text
+    sums, waits = len(re.findall(r"real\* const sums\w* =", text)), text.count("team.wait();")
+    assert sums > 12 and waits < sums // 2, (sums, waits)
+
+
+@pytest.mark.without_compiler
+@pytest.mark.parametrize("name", ["titans", "omeganet", "ttt_mlp"])
+def test_saved_states_lie_member_by_member(name: str) -> None:
+    """And all functions know it: else they would take one entry for another."""
+    rule = memkit.compile(name, key_dim=32, value_dim=32, backend="native")
+    assert isinstance(rule, NativeRule)
+    functions, stacks = rule.native.module.functions, rule.native.module.stacks["chunks"]
+    laid = {label: axes for label, axes, _ in functions["chunks_saving"].results if label in stacks}
+    assert laid and all(axes[:3] == ("n", "g", "e") for axes in laid.values()), laid
+    assert {label: axes for label, axes, _ in functions["chunks_states"].results if label in stacks} == laid
+    back = functions["chunks_backward"]
+    assert laid.items() <= dict(zip(back.inputs, back.axes, strict=True)).items()
+
+
+@pytest.mark.without_compiler
 @pytest.mark.parametrize("case", ["long chunks of solve", "long chunks of frozen"])
 def test_products_leave_out_zeros(case: str) -> None:
     calls = re.findall(r"product\((.*)\);", wide(case).native.module.source)

@@ -166,7 +166,7 @@ class Entries:
         if start not in self.copies and len(self.copies) == COPIES:
             return ""
         place = self.copies.setdefault(start, len(self.copies) * q.rows * q.columns)
-        call = f"turned({q.columns}, {q.rows}, {start}, {along[q.column]}, {plus('room', str(place))});"
+        call = f"turned({q.columns}, {q.rows}, {start}, {along[q.column]}, {plus('room', str(place))}, {q.columns});"
         if call not in self.nest.lines[-3]:
             self.nest.lines[-3].append(call)
         return f"room[{plus(str(place), times(q.row, str(q.columns)), q.column)}]"

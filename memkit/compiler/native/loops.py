@@ -11,6 +11,7 @@ from memkit.compiler.kernels.memory import packed
 from .arena import Memory
 from .entries import View, plus, times
 from .order import in_place
+from .parts import sums
 from .private import private
 from .step import Step
 from .steps import copied_from
@@ -32,7 +33,7 @@ def loop(f: Function, scan: Node) -> dict[Node, Memory]:
                 found[get] = f.views[get].memory
     items, reads = f.items(body)
     gone = [i for i in range(k) if _stack(f, scan, i) is None]  # the others' old values are all kept
-    items, still = in_place(items, reads, [(body.params[i], body.results[i]) for i in gone])
+    items, still = in_place(items, reads, [(body.params[i], body.results[i]) for i in gone], sums(f, items, f.choices[body]))
     f.private |= private(f, items, reads, f.choices[body], body.params[:k])
     rounds = [_Carry(f, scan, i, i in {gone[j] for j in still}) for i in range(k)]
     if f.waits:

@@ -10,6 +10,7 @@ from memkit.compiler.kernels import keep
 
 from . import steps
 from .choice import Choice
+from .parts import apart
 from .runs import joins, moved_axes, runs
 from .step import is_small
 
@@ -46,7 +47,7 @@ def _is_shared(f: Function, node: Node, chosen: Choice) -> bool:
 
 def _in_parts(f: Function, reader: Node, chosen: Choice) -> set[Node]:
     """Of what a sum along the team's axis reads, that of which every member reads its part only."""
-    parts = steps.apart(f, reader, chosen)
+    parts = apart(f, reader, chosen)
     chain = chosen.chains.get(reader)
     rest = [n for n in (*chain.rest, *chain.products) if n not in parts] if chain else []
     inside = {n for part in parts for arg in part.args for n in _sources(arg, chosen.roots)}

@@ -397,6 +397,8 @@ void product_upper(long M, long N, long K, const real* A, long am, long ak, cons
     compute({M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, true}, room);
 }
 
-// to[i * rows + j] = from[j * from_row + i] for j < rows and i < columns.
-void turned(long rows, long columns, const real* from, long from_row, real* to) { transpose<false>(rows, columns, from, from_row, to, rows); }
+// to[i * to_row + j] = from[j * from_row + i] for j < rows and i < columns.
+void turned(long rows, long columns, const real* from, long from_row, real* to, long to_row) {
+    transpose<false>(rows, columns, from, from_row, to, to_row);
+}
 }

@@ -18,6 +18,7 @@ BLOCK = 4096  # numbers of a large value that are made at a time
 FAR = 256  # numbers between two entries of an axis that threads may share anywhere: no vector, and no line of the cache, holds both
 ROWS = 64  # from this length on, an axis is split before those behind it, whose entries lie closer together
 SMALL = 2048  # what it takes to make a value that is not worth sharing, in entries that are written
+ALONE = 4000  # the same where sharing it would mean a wait, as it lacks the axis that a team shares: each member makes all of it
 FEW = 16  # rows and columns of a matrix that is copied to be read along its rows
 ROOM = 65536  # numbers of `room`, as in products.cpp
 ALL = None  # a share that is none: entries of other members, too
@@ -169,4 +170,5 @@ def _split(able: Sequence[str], axes: Sequence[str], most: Mapping[str, int], te
 
 def is_small(f: Function, node: Node, work: int) -> bool:
     """Whether every member of a team had better make a value for itself than wait for another's."""
-    return prod(f.most(node)[a] for a in f.own(node)) * work < SMALL
+    axes = f.own(node)
+    return prod(f.most(node)[a] for a in axes) * work < (SMALL if f.team in axes else ALONE)

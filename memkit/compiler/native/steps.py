@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
 from memkit.compiler.ir import Node, Op, order_axes
 from memkit.compiler.kernels import keep
-from memkit.compiler.kernels.memory import packed
 from memkit.compiler.symmetric import is_symmetric
 from memkit.specs.errors import KernelError
 
-from . import choice
 from .choice import Chain, Choice
-from .entries import MAKERS, Entries, Index, Nest, View, last, plus, times
+from .entries import Entries, Index, Nest, View, last, plus, times
+from .parts import Parts, apart, in_parts, is_max, terms
 from .products import Product, product_of
-from .step import ALL, Step
-from .stretches import indexing, stretched
+from .step import Step
+from .stretches import indexing, stretched, write_entries
 from .zeros import ANYWHERE, ENDLESS, strip
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 def step(f: Function, node: Node, chosen: Choice) -> None:
     """The step that makes `node`."""
     each = work(f, node, chosen)
-    if _terms(node, chosen) is not None:
+    if terms(node, chosen) is not None:
         _chain(f, node, chosen, each)
     elif node.op is Op.DECAY:
         _decay(f, node)
@@ -40,28 +39,13 @@ def step(f: Function, node: Node, chosen: Choice) -> None:
         _summed(f, node, each)
     else:
         made = Step(f, node)
-        made.add(_entries(made, [node]))
+        made.add(write_entries(made, [node]))
         made.done()
-
-
-def _terms(node: Node, chosen: Choice) -> Chain | None:
-    """The products that a value is a sum of, and the rest of the sum; None without products."""
-    return chosen.chains.get(node) or (Chain((), (node,)) if choice.is_product(node) else None)
-
-
-def apart(f: Function, node: Node, chosen: Choice) -> list[Node]:
-    """The sums along the team's axis that a value is made of: each member has one of its part, and these are added up."""
-    if f.run is not None or not f.team:
-        return []
-    chain = _terms(node, chosen)
-    if chain is not None:
-        return [p for p in chain.products if f.team in keep.contracted(p)]
-    return [node] if f.team in keep.contracted(node) and not _is_max(node) else []
 
 
 def work(f: Function, node: Node, chosen: Choice) -> int:
     """What an entry takes, in entries that are only written, apart from sums of parts: products are fast, other sums less so."""
-    chain, parts = _terms(node, chosen), apart(f, node, chosen)
+    chain, parts = terms(node, chosen), apart(f, node, chosen)
     sums = [p for p in (chain.products if chain else (node,)) if p not in parts and keep.contracted(p)]
     if node.op is Op.SOLVE:
         return f.most(node)[node.attrs["rows"]] // 4 + 1
@@ -73,33 +57,16 @@ def _lengths(f: Function, node: Node) -> dict[str, int]:
     return {**f.most(node.args[-1]), **f.most(node.args[0])}
 
 
-def _entries(made: Step, terms: Sequence[Node]) -> list[str]:
-    """Loops that write the sum of `terms` into every entry."""
-    f, node, axes = made.f, made.node, made.f.own(made.node)
-
-    def write(nest: Nest, at: dict[str, Index], entries: Entries) -> None:
-        entries.square = made.square(at)
-        if terms == [node]:
-            text = MAKERS[node.op](entries, node, at).text
-        else:
-            text = " + ".join(entries.value(t, at).text for t in terms) or "real(0)"
-        nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
-
-    return stretched(made, axes, indexing(f, terms, axes[-1]) if axes else [], write)
-
-
 def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
     """The terms that are no products first, then every product added."""
     chain, own = chosen.chains.get(node, Chain((), (node,))), apart(f, node, chosen)
     if own:
-        made = _in_parts(f, node, each, own, _products, chain.rest)
-        _products(made, [p for p in chain.products if p not in own], "1")
-        made.done()
+        in_parts(f, node, each, Parts(own, chain.rest, [p for p in chain.products if p not in own]), _products)
         return
     made = Step(f, node, each)
     block = made.in_blocks() if chain.rest or len(chain.products) > 1 else ""
     if chain.rest:
-        made.add(_entries(made, chain.rest))
+        made.add(write_entries(made, chain.rest))
     _products(made, chain.products, "1" if chain.rest else "")
     if block:
         made.lines = [block, *("    " + line for line in made.lines), "}"]
@@ -114,41 +81,6 @@ def _products(made: Step, products: Sequence[Node], begun: str = "") -> None:
 
 FEWEST = 16  # rows of a block that leaves out zeros
 WORTH = 0.8  # of a product's sums, if no more are left
-Write = Callable[[Step, Sequence[Node], str], None]
-
-
-def _in_parts(f: Function, node: Node, each: int, terms: Sequence[Node], write: Write, rest: Sequence[Node] = ()) -> Step:
-    """Sums along the axis that the team shares: each member adds up what comes of its part, in a place of its own, the first where
-    the value lies if all members see it. Returns the step that then adds up what the others made."""
-    out, (strides, size) = f.views[node], packed(f.own(node), f.most(node))
-    memory, name = f.spread.take(size)._replace(space="spread"), f.names.new("sums")
-    first = out.memory.space != "own" and dict(out.strides) == strides
-    place = f"{name} + (member - 1) * apart" if first else f"{name} + member * apart"
-    here = f.names.new("sum")
-    f.line(f"real* const {name} = spread + {memory.start};")
-    f.line(f"real* const {here} = {f'member == 0 ? {out.pointer} : ' if first else ''}{place};")
-    shared = Node(Op.PARAM, (), node.axes, {"name": here})
-    f.length[shared] = {a: x for n in (*terms[0].args, node) for a, x in f.length[n].items()}
-    f.views[shared] = View(here, strides, memory)
-    made = Step(f, shared, summed=True)
-    if first:
-        made.writes.append((out.memory, ("owner", "0")))
-        made.add(["if (member == 0) {", *("    " + line for line in _entries(made, rest)), "}"] if rest else [])
-    write(made, terms, "member == 0" if first and rest else "")
-    made.done()
-    f.spread.give(memory)  # taken again, if at all, by a step that waits for those that read it
-    made = Step(f, node, each)
-    made.add([] if first else _entries(made, rest))
-    nest, i = Nest(), f.names.new("i")
-    nest.enter(i, f"for (long {i} = {int(first)}; {i} < members; ++{i})")
-    at = made.enter(nest, f.own(node))
-    offset = plus(times(f"({i} - 1)" if first else i, "apart"), out.offset(at) if first else View(name, strides, memory).offset(at))
-    nest.lines[-1].append(f"{out.pointer}[{out.offset(at)}] += {name}[{offset}];")
-    made.reads.append((memory, ALL))
-    made.add(nest.text())
-    return made
-
-
 def _product(made: Step, node: Node, begun: str) -> list[str]:
     """Calls that write a product, or add it where something is `begun`."""
     f = made.f
@@ -200,15 +132,11 @@ def _past_zeros(made: Step, node: Node, p: Product, nest: Nest, bounds: Mapping[
 def _summed(f: Function, node: Node, each: int) -> None:
     """A REDUCE, or an einsum that is no product of matrices."""
     if apart(f, node, Choice()):
-        made = _in_parts(f, node, each, [node], _sum)
-    else:
-        made = Step(f, node, each)
-        _sum(made, [node])
+        in_parts(f, node, each, Parts([node]), _sum)
+        return
+    made = Step(f, node, each)
+    _sum(made, [node])
     made.done()
-
-
-def _is_max(node: Node) -> bool:
-    return node.op is Op.REDUCE and node.attrs["fn"] == "max"
 
 
 def _sum(made: Step, nodes: Sequence[Node], begun: str = "") -> None:
@@ -217,11 +145,11 @@ def _sum(made: Step, nodes: Sequence[Node], begun: str = "") -> None:
     widest = max(node.args, key=lambda a: len(a.axes))
     gone, own = list(keep.contracted(node)), f.own(node)
     sizes = f.sizes(*node.args)
-    largest = _is_max(node)
+    largest = is_max(node)
     along = bool(own) and widest.axes[-1] == own[-1] and not largest
     nest = Nest()
     if along:
-        made.add(_entries(made, []))
+        made.add(write_entries(made, []))
         made.add(stretched(made, [*own[:-1], *gone, own[-1]], indexing(f, [node], own[-1]), partial(_summand, made, node), sizes))
         return
     at = made.enter(nest, own, simd=False)
@@ -252,7 +180,7 @@ def _scattered(f: Function, node: Node) -> None:
     """A FOLD or SCATTER: every entry of the operand is added where it belongs."""
     a, operand = node.attrs, node.args[0]
     made = Step(f, node, unsplit=(a["axis"], a.get("new", "")))
-    made.add(_entries(made, []))
+    made.add(write_entries(made, []))
     for x in _summands(f, operand) if node.op is Op.FOLD else (operand,):
         axes = [name for name in f.own(operand) if name != _placed(f, x)]
         along = node.op is Op.SCATTER and axes[-1] == a["axis"]
@@ -360,10 +288,36 @@ def _moved(at: Mapping[str, Index], view: View) -> list[str]:
 
 def copied_from(made: Step, node: Node) -> list[str]:
     """Loops that copy a value, repeated over the axes it lacks."""
+    view = made.f.view(node)
+    if view is not None and (rows := _unit(made, made.out)) and (columns := _unit(made, view)) and rows != columns:
+        return _turned(made, view, rows, columns)
     nest = Nest()
     at = made.enter(nest, made.f.own(made.node))
     entries = made.entries(nest)
     text = entries.value(node, at).text
     nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
     made.note(entries, at)
+    return nest.text()
+
+
+def _unit(made: Step, view: View) -> str:
+    """The axis along which entries are next to each other, if all that a step makes have a place of their own in a view."""
+    axes = made.f.own(made.node)
+    return next((a for a in axes if view.strides[a] == "1"), "") if all(view.strides.get(a, "0") != "0" for a in axes) else ""
+
+
+def _turned(made: Step, view: View, rows: str, columns: str) -> list[str]:
+    """A copy that lies along other axes than its origin, which each cache line would else be fetched for entry by entry."""
+    nest, at = Nest(), dict(made.f.fixed)
+    for axis in made.f.own(made.node):
+        if axis not in (rows, columns):
+            variable = made.f.names.new(axis)
+            nest.enter(variable, made.header(axis, variable))
+            at[axis] = Index(variable)
+    bounds = {a: made.bounds().get(a, ("0", made.sizes[a])) for a in (rows, columns)}
+    first = {**at, **{a: Index(start) for a, (start, _) in bounds.items()}}
+    source, target = (plus(v.pointer, v.offset({a: first[a] for a in v.strides})) for v in (view, made.out))
+    counts = ", ".join(bounds[a][1] for a in (rows, columns))
+    nest.lines[-1].append(f"turned({counts}, {source}, {view.strides[rows]}, {target}, {made.out.strides[columns]});")
+    made.note_view(view)
     return nest.text()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memkit.compiler.ir import Node, Op
 from memkit.compiler.kernels import keep
 
-from .entries import Entries, Index, Nest, plus
+from .entries import MAKERS, Entries, Index, Nest, plus
 
 if TYPE_CHECKING:
     from .step import Step
@@ -133,3 +133,18 @@ def _in_stretches(made: Step, nest: Nest, at: dict[str, Index], axis: str, kind:
     nest.enter(here, f"IVDEP for (long {here} = {first}; {here} < {end}; ++{here})")
     at[axis] = Index(here, frozenset({here}))
     return found
+
+
+def write_entries(made: Step, terms: Sequence[Node]) -> list[str]:
+    """Loops that write the sum of `terms` into every entry."""
+    f, node, axes = made.f, made.node, made.f.own(made.node)
+
+    def write(nest: Nest, at: dict[str, Index], entries: Entries) -> None:
+        entries.square = made.square(at)
+        if terms == [node]:
+            text = MAKERS[node.op](entries, node, at).text
+        else:
+            text = " + ".join(entries.value(t, at).text for t in terms) or "real(0)"
+        nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
+
+    return stretched(made, axes, indexing(f, terms, axes[-1]) if axes else [], write)

@@ -135,10 +135,9 @@ static int for_heads(long G, long threads, long numbers, long room, Body body) {
         }
     };
 #if defined(_OPENMP)  // the threads that torch has, since others would compete with these
-    std::atomic<long> next{0};
 #pragma omp parallel num_threads(int(threads))
     {
-        const long who = next.fetch_add(1);
+        const long who = omp_get_thread_num();  // the same thread, call after call, has what it left in its cache
         if (omp_get_num_threads() == threads) {
             work(who);
         } else if (who == 0) {  // fewer came than were asked for, and members would wait for ever

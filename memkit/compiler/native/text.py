@@ -16,12 +16,11 @@ from .arena import Arena, Memory, Share, Waits
 from .choice import Choice
 from .entries import Entries, Index, Nest, View, flat, plus, times
 from .names import Names
+from .parts import Open
 from .private import private
 from .runs import Run
 from .step import is_small
-
-SKIPPED = ("g", "n")
-FEWEST = 32  # entries of an axis that a team shares
+from .team import LEADING, team_axis
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,10 @@ class Function:
         self.fixed: dict[str, Index] = {"g": Index("g")}  # indices of axes that no step goes through
         self.run: Run | None = None  # the run of steps that is being written, if one is
         self.own_arena = Arena()  # what each member of a team keeps for itself
-        self.spread = Arena()  # what each member makes for all
+        self.spread, self.open = Arena(), Open(self)  # what each member makes for all
         self.private: set[Node] = set()  # values of which each member makes, and reads, its part only
         self.team = self._team(graph)
+        self.read: set[Node] = set()  # what steps read of the level that is being written
         self.adopted: set[Node] = set()  # results that their origin is made in the place of
 
     def _study(self, graph: Graph, given: Sequence[Lengths]) -> None:
@@ -73,11 +73,10 @@ class Function:
 
     def _team(self, graph: Graph) -> str:
         """The axis along which members own parts of all states, which then never go from one member's cache to another's; "" for none."""
-        for scan in (n for n in graph.nodes() if n.op is Op.SCAN):
-            assert scan.body is not None
-            states = [p for p in scan.body.params[: scan.attrs["carries"]] if len(self.own(p)) > 1]
-            common = [a for a in (self.own(states[0]) if states else ()) if all(a in p.axes for p in states)]
-            return next((a for a in common if min(self.most(p)[a] for p in states) >= FEWEST), "")
+        for scan in graph.nodes():
+            if scan.body is not None:
+                carries = scan.body.params[: scan.attrs["carries"]]
+                return team_axis(carries, [self.length[p] for p in carries], self.tokens)
         return ""
 
     # ---- the whole
@@ -144,7 +143,7 @@ class Function:
     def scratch(self, node: Node, extra: Mapping[str, int] | None = None) -> View:
         """Room for a value, with gaps where a chunk is shorter than it may be. A value for every chunk lies in the part that grows."""
         name = self.names.new(node.name or node.attrs.get("fn", node.op.value))
-        axes = [a for a in node.axes if a not in SKIPPED]
+        axes = [a for a in node.axes if a not in LEADING]
         strides, size = packed([*(extra or {}), *axes], {**self.most(node), **(extra or {})})
         if "n" in node.axes:
             size = -(-size // 16) * 16
@@ -155,12 +154,12 @@ class Function:
         self.line(f"real* const {name} = mine + {memory.start};")
         return View(name, strides, memory)
 
-    def own_scratch(self, node: Node) -> View:
-        """Room for a value that every member makes for itself."""
+    def own_scratch(self, node: Node, lone: str = "") -> View:
+        """Room for a value that every member makes for itself. lone: where it lies if there is one member only."""
         name = self.names.new(node.name or node.attrs.get("fn", node.op.value))
-        strides, size = packed([a for a in self.own(node) if a not in SKIPPED], self.most(node))
+        strides, size = packed([a for a in self.own(node) if a not in LEADING], self.most(node))
         memory = self.own_arena.take(size)
-        self.line(f"real* const {name} = own + {memory.start};")
+        self.line(f"real* const {name} = {f'members == 1 ? {lone} : ' if lone else ''}own + {memory.start};")
         return View(name, strides, memory._replace(space="own"))
 
     def place(self, node: Node, chosen: Choice) -> View:
@@ -229,12 +228,15 @@ class Function:
             for read in reads[node].all:
                 last[read] = i
         mine: dict[Node, Memory] = {}
+        outer, self.read = self.read, {keep.source(r) for n in items if n not in self.adopted for r in reads[n].all}
         found = runs.runs(self, items, chosen.roots)
         self.private |= private(self, items, reads, chosen)
         for i, node in enumerate(items):
             run = found.get(i)
             if run is not None:
                 self.start_run(run, last)
+            if self.open.sums:
+                self.open.add_up(None if run or node.op is Op.SCAN else reads[node].all)
             if node.op is Op.SCAN:
                 mine |= loops.loop(self, node)
             elif node not in self.adopted:
@@ -243,12 +245,17 @@ class Function:
                     self.views[node] = self.place(node, chosen)
                     if self.run is None or self.views[node].memory.space == "mine":
                         mine[node] = self.views[node].memory
+                placed = self.views[node]
                 steps.step(self, node, chosen)
+                if self.views[node] is not placed:  # each member has one for itself
+                    mine[node] = self.views[node].memory
             if self.run is not None and self.run.over(i):
                 self.run = None
             if self.run is None:
-                for read in [n for n in mine if last.get(n, i) <= i]:
+                for read in [n for n in mine if last.get(n, i) <= i and n not in self.open.sums]:
                     self.give(mine.pop(read))
+        self.open.add_up()
+        self.read = outer
         for memory in mine.values():
             self.give(memory)
 
@@ -265,6 +272,7 @@ class Function:
     def barrier(self) -> None:
         self.line("team.wait();")
         self.waits.clear()
+        self.open.waited()
 
     def before(self, reads: list[tuple[Memory, Share | None]], writes: list[tuple[Memory, Share]]) -> None:
         """A wait, if what a step touches needs one."""
