@@ -47,14 +47,14 @@ static void chunks_head(
         real* const einsum = mine + 0;
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum + part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
-        real* const neg_2 = mine + 4096;
-        for (long t = part(LT, member, members); t < part(LT, member + 1, members); ++t) {
+        real* const neg_2 = own + 256;
+        team.wait();
+        for (long t = 0; t < LT; ++t) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
                 neg_2[t * 64 + s_2] = (-(einsum[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
             }
         }
         // y [g, t, v]
-        team.wait();
         if (member == 1 % members) {
             product(4, LT, 4, W_out, 4, 1, q_2, 1, 4, y, 1, 4, 0, room);
             product(LT, 4, LT, neg_2, 64, 1, values_2, 4, 1, y, 4, 1, 1, room);
@@ -74,7 +74,7 @@ static void chunks_head(
 }
 
 extern "C" int chunks(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 8192, product_room() + 256,
+    return for_heads(G, threads, 4096, product_room() + 4352,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_head(in, out, N, G, LT, g, mine, room, team, member);
         });
@@ -133,14 +133,14 @@ static void chunks_saving_head(
         real* const einsum_2 = mine + 0;
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
-        real* const neg_2 = mine + 4096;
-        for (long t = part(LT, member, members); t < part(LT, member + 1, members); ++t) {
+        real* const neg_2 = own + 256;
+        team.wait();
+        for (long t = 0; t < LT; ++t) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
                 neg_2[t * 64 + s_2] = (-(einsum_2[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
             }
         }
         // y [g, t, v]
-        team.wait();
         if (member == 2 % members) {
             for (long t_2 = 0; t_2 < LT; ++t_2) {
                 IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
@@ -154,7 +154,7 @@ static void chunks_saving_head(
 }
 
 extern "C" int chunks_saving(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 8192, product_room() + 256,
+    return for_heads(G, threads, 4096, product_room() + 4352,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_saving_head(in, out, N, G, LT, g, mine, room, team, member);
         });
@@ -198,30 +198,30 @@ static void chunks_backward_head(
         real* const einsum = mine + 0;
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, grad_out0 + part(LT, member, members) * 4, 4, 1, values_2, 1, 4, einsum + part(LT, member, members) * 64, 64, 1, 0, room);
         // mul [g, t, s]
-        real* const mul = mine + 4096;
-        for (long t = part(LT, member, members); t < part(LT, member + 1, members); ++t) {
+        real* const mul = own + 0;
+        team.wait();
+        for (long t = 0; t < LT; ++t) {
             IVDEP for (long s = 0; s < LT; ++s) {
                 mul[t * 64 + s] = (einsum[t * 64 + s] * (-(s <= t ? real(1.0) : real(0))));
             }
         }
         // neg [g, t, s]
-        real* const neg = mine + 0;
-        for (long t_2 = part(LT, member, members); t_2 < part(LT, member + 1, members); ++t_2) {
+        real* const neg = own + 4096;
+        for (long t_2 = 0; t_2 < LT; ++t_2) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
                 neg[t_2 * 64 + s_2] = (-mul[t_2 * 64 + s_2]);
             }
         }
         // add [g, t, f]
-        team.wait();
         if (member == 1 % members) {
             product(LT, 4, 4, grad_out0, 4, 1, W, 4, 1, kept, 4, 1, 0, room);
             product(LT, 4, LT, neg, 64, 1, keys_2, 4, 1, kept, 4, 1, 1, room);
         }
         // einsum [g, s, f]
-        real* const einsum_2 = own + 0;
+        real* const einsum_2 = own + 4096;
         product(LT, 4, LT, mul, 1, 64, q_2, 4, 1, einsum_2, 4, 1, 0, room);
         // neg [g, s, v]
-        real* const neg_2 = own + 256;
+        real* const neg_2 = own + 0;
         for (long s_3 = 0; s_3 < LT; ++s_3) {
             const real tril = (s_3 <= (LT - 1) ? real(1.0) : real(0));
             IVDEP for (long v_2 = 0; v_2 < 4; ++v_2) {
@@ -242,18 +242,18 @@ static void chunks_backward_head(
         team.wait();
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_3 + part(LT, member, members) * 64, 64, 1, 0, room);
         // mul [g, t, s]
-        real* const mul_2 = mine + 4096;
-        for (long t_3 = part(LT, member, members); t_3 < part(LT, member + 1, members); ++t_3) {
+        real* const mul_2 = own + 0;
+        team.wait();
+        for (long t_3 = 0; t_3 < LT; ++t_3) {
             IVDEP for (long s_5 = 0; s_5 < LT; ++s_5) {
                 mul_2[t_3 * 64 + s_5] = (einsum_3[t_3 * 64 + s_5] * (-(s_5 <= t_3 ? real(1.0) : real(0))));
             }
         }
         // einsum [g, s, v]
-        real* const einsum_4 = own + 0;
-        team.wait();
+        real* const einsum_4 = own + 4096;
         product(4, LT, LT, grad_out0, 1, 4, mul_2, 64, 1, einsum_4, 1, 4, 0, room);
         // einsum [g, s, v]
-        real* const einsum_5 = own + 256;
+        real* const einsum_5 = own + 0;
         product(4, LT, 4, W_out, 4, 1, keys_2, 1, 4, einsum_5, 1, 4, 0, room);
         // add [g, v, f]
         team.wait();
@@ -279,7 +279,7 @@ static void chunks_backward_head(
 }
 
 extern "C" int chunks_backward(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 8192, product_room() + 512,
+    return for_heads(G, threads, 4096, product_room() + 8192,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_backward_head(in, out, N, G, LT, g, mine, room, team, member);
         });
@@ -336,14 +336,14 @@ static void chunks_thin_head(
         real* const einsum_2 = mine + 0;
         product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
-        real* const neg_2 = mine + 4096;
-        for (long t = part(LT, member, members); t < part(LT, member + 1, members); ++t) {
+        real* const neg_2 = own + 512;
+        team.wait();
+        for (long t = 0; t < LT; ++t) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
                 neg_2[t * 64 + s_2] = (-(einsum_2[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
             }
         }
         // y [g, t, v]
-        team.wait();
         if (member == 2 % members) {
             for (long t_2 = 0; t_2 < LT; ++t_2) {
                 IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
@@ -357,7 +357,7 @@ static void chunks_thin_head(
 }
 
 extern "C" int chunks_thin(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 8192, product_room() + 512,
+    return for_heads(G, threads, 4096, product_room() + 4608,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_thin_head(in, out, N, G, LT, g, mine, room, team, member);
         });

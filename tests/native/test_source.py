@@ -97,6 +97,17 @@ def test_one_wait_serves_all_sums_that_members_then_read() -> None:
 
 
 @pytest.mark.without_compiler
+def test_members_make_what_is_cheap_for_themselves() -> None:
+    """Features of a chunk, which products read whole: to fetch another member's half would take longer than to make it."""
+    rule = memkit.compile("omeganet", key_dim=32, value_dim=32, backend="native", overrides={"window.size": 16})
+    assert isinstance(rule, NativeRule)
+    text = rule.native.module.functions["chunks_saving"].text
+    wide = re.findall(r"// mul \[g, [st], p32\]\n +real\* const \w+ = (\w+) \+ \d+;\n +(?:team.wait.*\n +)?for \(long \w+ = (\S+);", text)
+    assert len(wide) == 4 and set(wide) == {("own", "0")}, wide  # of keys and queries, and before and behind the loop
+    assert text.count("team.wait();") < 8
+
+
+@pytest.mark.without_compiler
 @pytest.mark.parametrize("name", ["titans", "omeganet", "ttt_mlp"])
 def test_saved_states_lie_member_by_member(name: str) -> None:
     """And all functions know it: else they would take one entry for another."""

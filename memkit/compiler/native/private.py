@@ -42,7 +42,7 @@ def _is_shared(f: Function, node: Node, chosen: Choice) -> bool:
     """Whether the step for a value is shared along the team's axis."""
     if node.op in WHOLE or (node.op is Op.FOLD and f.team in moved_axes(node)):
         return False
-    return f.team in f.own(node) and "n" not in node.axes and not is_small(f, node, steps.work(f, node, chosen))
+    return f.team in f.own(node) and "n" not in node.axes and not is_small(f, node, steps.work(f, node, chosen), chosen.roots)
 
 
 def _in_parts(f: Function, reader: Node, chosen: Choice) -> set[Node]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from memkit.compiler.ir import Node
+from memkit.compiler.ir import Node, Op
+from memkit.compiler.kernels import keep
+from memkit.compiler.kernels.functions import COSTLY
 
 from .arena import Memory, Share
 from .entries import COPIES, Entries, Index, Nest, Square, View
@@ -19,8 +21,10 @@ FAR = 256  # numbers between two entries of an axis that threads may share anywh
 ROWS = 64  # from this length on, an axis is split before those behind it, whose entries lie closer together
 SMALL = 2048  # what it takes to make a value that is not worth sharing, in entries that are written
 ALONE = 4000  # the same where sharing it would mean a wait, as it lacks the axis that a team shares: each member makes all of it
+CHEAP = 1 << 18  # entries of a value whose every entry takes a member less to make than to fetch from another
 FEW = 16  # rows and columns of a matrix that is copied to be read along its rows
 ROOM = 65536  # numbers of `room`, as in products.cpp
+SUMS = (Op.SCAN, Op.SOLVE, Op.SCATTER, Op.FOLD)  # whose entries are made of many
 ALL = None  # a share that is none: entries of other members, too
 
 
@@ -168,7 +172,22 @@ def _split(able: Sequence[str], axes: Sequence[str], most: Mapping[str, int], te
     return next((a for a in able if most[a] >= ROWS), max(able, key=lambda a: most[a], default=""))
 
 
-def is_small(f: Function, node: Node, work: int) -> bool:
-    """Whether every member of a team had better make a value for itself than wait for another's."""
+def is_small(f: Function, node: Node, work: int, roots: Container[Node] = ()) -> bool:
+    """Whether every member of a team had better make a value for itself than wait for another's. roots: what else is kept."""
     axes = f.own(node)
-    return prod(f.most(node)[a] for a in axes) * work < (SMALL if f.team in axes else ALONE)
+    count = prod(f.most(node)[a] for a in axes)
+    if f.team in axes:
+        return count * work < SMALL
+    return count * work < ALONE or (count < CHEAP and _is_cheap(node, roots))
+
+
+def _is_cheap(node: Node, roots: Container[Node]) -> bool:
+    """Whether making an entry takes less than fetching it from another member's cache."""
+    stack = [node]
+    while stack:
+        inner = stack.pop()
+        moved = inner.op is Op.SCATTER and keep.offset(inner) is not None
+        if keep.contracted(inner) or (inner.op in SUMS and not moved) or (inner.op is Op.POINTWISE and inner.attrs["fn"] in COSTLY):
+            return False
+        stack += [a for a in keep.data(inner) if a not in roots and a.op not in keep.PLACED]
+    return True

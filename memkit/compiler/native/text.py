@@ -166,7 +166,7 @@ class Function:
         """Room for the value of a step."""
         if self.run is not None:
             return self.run.scratch(node)
-        alone = "n" not in node.axes and is_small(self, node, steps.work(self, node, chosen))
+        alone = "n" not in node.axes and is_small(self, node, steps.work(self, node, chosen), chosen.roots)
         return self.own_scratch(node) if alone or node in self.private else self.scratch(node)
 
     def give(self, memory: Memory) -> None:
