@@ -233,10 +233,10 @@ class Function:
         self.private |= private(self, items, reads, chosen)
         for i, node in enumerate(items):
             run = found.get(i)
-            if run is not None:
-                self.start_run(run, last)
             if self.open.sums:
                 self.open.add_up(None if run or node.op is Op.SCAN else reads[node].all)
+            if run is not None:
+                self.start_run(run, last)
             if node.op is Op.SCAN:
                 mine |= loops.loop(self, node)
             elif node not in self.adopted:
