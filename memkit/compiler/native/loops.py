@@ -107,7 +107,7 @@ class _Carry:
             self.last = f.views[self.final].pointer if fits else self._room(1)  # type: ignore[index]
         elif still:
             self.slots = self._room(1) if self.private or not self.direct else self.direct
-            self._copy(View(self.slots, strides, self._memory(self.slots)))
+            self._copy(self._slot())
         else:
             self.slots = self._room(2)
             if not self.start:
@@ -122,6 +122,14 @@ class _Carry:
         alone = f"members == 1 ? {self.direct} : " if self.still and self.direct else ""
         f.line(f"real* const {name} = {alone}{space} + {self.memory.start};")
         return name
+
+    def _slot(self) -> View:
+        """The one place of a value that is overwritten where it lies: room that other values may have had, or the final value's."""
+        memory = self.memory
+        if memory is None:
+            assert self.final is not None
+            memory = self.f.views[self.final].memory
+        return View(self.slots, self.strides, Memory("own") if self.private else memory)
 
     def _memory(self, name: str) -> Memory:
         """What its steps touch: nothing that other members see, or an array."""
@@ -141,7 +149,7 @@ class _Carry:
         """Declare both places for one iteration."""
         f = self.f
         if self.still:
-            f.views[self.param] = f.views[self.result] = View(self.slots, self.strides, self._memory(self.slots))
+            f.views[self.param] = f.views[self.result] = self._slot()
             return
         before, after = f.names.new(self.param.attrs["name"]), f.names.new(f"{self.param.attrs['name']}_next")
         if self.saved is not None:
