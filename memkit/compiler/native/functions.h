@@ -286,5 +286,4 @@ FN real fn_le(real a, real b) { return a <= b ? real(1) : real(0); }
 FN real fn_eq(real a, real b) { return a == b ? real(1) : real(0); }
 FN real fn_where(real flag, real a, real b) { return flag != 0 ? a : b; }
 
-
 #undef FN

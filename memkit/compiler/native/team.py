@@ -9,13 +9,13 @@ from memkit.compiler.ir import Graph, Node, Op
 from memkit.compiler.kernels.lengths import Lengths, lengths
 
 FEWEST = 32  # entries of an axis that a team shares
-LEADING = ("n", "g")  # axes that are not a head's own
+OUTER = ("n", "g")  # axes that are not a head's own
 
 
 def team_axis(carries: Sequence[Node], found: Sequence[Lengths], tokens: int) -> str:
     """The first axis that all states of a loop have and that is long enough to be shared; "" for none. found: the carries' lengths."""
-    states = [(p, size) for p, size in zip(carries, found, strict=True) if len({*p.axes} - {*LEADING}) > 1]
-    common = [a for a in (states[0][0].axes if states else ()) if a not in LEADING and all(a in p.axes for p, _ in states)]
+    states = [(p, size) for p, size in zip(carries, found, strict=True) if len({*p.axes} - {*OUTER}) > 1]
+    common = [a for a in (states[0][0].axes if states else ()) if a not in OUTER and all(a in p.axes for p, _ in states)]
     return next((a for a in common if min(size[a].at(tokens) for _, size in states) >= FEWEST), "")
 
 
@@ -56,5 +56,5 @@ def _body(body: Graph, carries: int, axis: str) -> Graph:
 
 
 def _first(axes: tuple[str, ...], axis: str) -> tuple[str, ...]:
-    lead = tuple(a for a in axes if a in LEADING)
+    lead = tuple(a for a in axes if a in OUTER)
     return axes if axis not in axes else (*lead, axis, *(a for a in axes if a not in (*lead, axis)))

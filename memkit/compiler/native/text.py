@@ -20,7 +20,7 @@ from .parts import Open
 from .private import private
 from .runs import Run
 from .step import is_small
-from .team import LEADING, team_axis
+from .team import OUTER, team_axis
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Function:
     def scratch(self, node: Node, extra: Mapping[str, int] | None = None) -> View:
         """Room for a value, with gaps where a chunk is shorter than it may be. A value for every chunk lies in the part that grows."""
         name = self.names.new(node.name or node.attrs.get("fn", node.op.value))
-        axes = [a for a in node.axes if a not in LEADING]
+        axes = [a for a in node.axes if a not in OUTER]
         strides, size = packed([*(extra or {}), *axes], {**self.most(node), **(extra or {})})
         if "n" in node.axes:
             size = -(-size // 16) * 16
@@ -157,7 +157,7 @@ class Function:
     def own_scratch(self, node: Node, lone: str = "") -> View:
         """Room for a value that every member makes for itself. lone: where it lies if there is one member only."""
         name = self.names.new(node.name or node.attrs.get("fn", node.op.value))
-        strides, size = packed([a for a in self.own(node) if a not in LEADING], self.most(node))
+        strides, size = packed([a for a in self.own(node) if a not in OUTER], self.most(node))
         memory = self.own_arena.take(size)
         self.line(f"real* const {name} = {f'members == 1 ? {lone} : ' if lone else ''}own + {memory.start};")
         return View(name, strides, memory._replace(space="own"))
