@@ -19,7 +19,8 @@ Contributions = Sequence[Node | None]
 ZERO = const(0.0)
 
 
-Rule = Callable[[Node, Any, Sequence[bool]], Sequence[Any]]  # a node, its cotangent, which operands are wanted -> cotangents of these
+# A node, its cotangent, which operands are wanted -> cotangents of these, or of any values that the node is made of.
+Rule = Callable[[Node, Any, Sequence[bool]], Sequence[Any] | Mapping[Node, Node]]
 
 
 def vjp(
@@ -40,6 +41,10 @@ def vjp(
         known.update({g: g for g in _values(found[node])})
         wanted = [a in active for a in node.args]
         given = rules[node.op](node, found[node], wanted)
+        if isinstance(given, Mapping):
+            for value, grad in given.items():
+                _accumulate(found, value, _stamp(_fit(grad, value), known, node.where))
+            continue
         for arg, want, grad in zip(node.args, wanted, given, strict=True):
             if want and isinstance(grad, Node):
                 _accumulate(found, arg, _stamp(_fit(grad, arg), known, node.where))
@@ -290,7 +295,9 @@ class _Back(NamedTuple):
     results: dict[int, Node]  # by parameter: next cotangents of carries, next sums, cotangents of slices
 
 
-def _body_back(body: Graph, k: int, m: int, found: Mapping[int, Node], wanted: Sequence[bool]) -> _Back:
+def _body_back(
+    body: Graph, k: int, m: int, found: Mapping[int, Node], wanted: Sequence[bool], rules: Mapping[Op, Rule] | None
+) -> _Back:
     """Recompute the forward body, then pull back: k carries, m slices, `found` the results that have cotangents."""
     active = _active_carries(body, k, wanted, found)
     ends = (*body.results, *body.params[:k])
@@ -304,7 +311,7 @@ def _body_back(body: Graph, k: int, m: int, found: Mapping[int, Node], wanted: S
     given = {i: gradient_of(f"out{i - k}", ends[i]) for i in found if i >= k}
     cotangents = {**carried, **given}
     targets = [*active, *(i for i in range(k, len(body.params)) if wanted[i])]
-    pulled = vjp([ends[i] for i in cotangents], list(cotangents.values()), [body.params[i] for i in targets])
+    pulled = vjp([ends[i] for i in cotangents], list(cotangents.values()), [body.params[i] for i in targets], rules)
     grads = {i: g for i, g in zip(targets, pulled, strict=True) if g is not None}
     sums = {i: gradient_of(names[i], body.params[i]) for i in grads if i >= k + m}
     results = {i: grads.get(i) or ir.expand(ZERO, body.params[i]) for i in active}
@@ -312,11 +319,16 @@ def _body_back(body: Graph, k: int, m: int, found: Mapping[int, Node], wanted: S
     return _Back(carried, given, sums, results | {i: g for i, g in grads.items() if k <= i < k + m})
 
 
-def _scan(node: Node, found: Mapping[int, Node], wanted: Sequence[bool]) -> Contributions:
-    """One loop in the other direction over the saved carries, what the body reads, and the outputs' cotangents."""
+def pull_scan(
+    node: Node, found: Mapping[int, Node], wanted: Sequence[bool], rules: Mapping[Op, Rule] | None = None
+) -> Contributions:
+    """One loop in the other direction over the saved carries, what the body reads, and the outputs' cotangents.
+
+    rules: of what the body does, in place of RULES.
+    """
     assert node.body is not None
     body, k, m = saving(node.body), node.attrs["carries"], node.attrs["slices"]
-    carried, given, sums, results = _body_back(body, k, m, found, wanted)
+    carried, given, sums, results = _body_back(body, k, m, found, wanted, rules)
     results, known = _reused(body, k, results)
     loop = node if node.attrs["save"] else node.replace(attrs={**node.attrs, "save": True})
     stacks = [ir.order_axes((node.attrs["axis"],), p.axes) for p in body.params[:k]]
@@ -377,6 +389,6 @@ RULES: Mapping[Op, Rule] = {
     Op.PLACE: _place,
     Op.SOLVE: _solve,
     Op.MASKED_PRODUCT: _masked_product,
-    Op.SCAN: _scan,
+    Op.SCAN: pull_scan,
     Op.GET: lambda node, grad, wanted: ({node.attrs["index"]: grad},),
 }

@@ -21,7 +21,7 @@ from .kernels.lengths import Lengths, lengths, start
 from .native.entries import number
 from .native.team import parted
 from .native.text import Source, source
-from .passes import absorb, dedupe, fold, prune, settle
+from .passes import absorb, dedupe, fold, gram, prune, settle
 from .symmetric import SYMMETRIC
 
 PASSES = (fold, dedupe, prune, settle, fold, dedupe, absorb)  # all else stays in the loop over chunks: what a chunk computes, in the cache
@@ -54,7 +54,7 @@ def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     counts: dict[str, int] = {}
     stacks: dict[str, Mapping[str, str]] = {}
     for name, graph in graphs.items():
-        graph = passed(graph)
+        graph = gram(passed(graph), eq.sizes)
         graph = parted(graph, [given] * len(graph.params), chunk)
         params = [p.attrs["name"] for p in graph.params]
         forward, back = backward(graph, params, narrow_product, SYMMETRIC)

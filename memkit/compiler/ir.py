@@ -32,7 +32,7 @@ class Op(Enum):
     PARAM = "param"  # attrs: name
     CONST = "const"  # attrs: value (float); axes ()
     TENSOR = "tensor"  # attrs: values (nested tuples of float); a constant array
-    POINTWISE = "pointwise"  # attrs: fn, a key of FUNCTIONS
+    POINTWISE = "pointwise"  # attrs: fn, a key of FUNCTIONS; symmetric (rows, columns) where a sum is known to be: no part of its meaning
     EINSUM = "einsum"  # attrs: none, the node's axes say what is kept
     REDUCE = "reduce"  # attrs: fn ("sum" | "max"), over (axes)
     EXPAND = "expand"  # (x, like): x repeated over the axes of like that it lacks
@@ -168,6 +168,11 @@ def sub(a: Node, b: Node, name: str = "") -> Node:
 
 def mul(a: Node, b: Node, name: str = "") -> Node:
     return pointwise("mul", a, b, name=name)
+
+
+def symmetric(total: Node, rows: str, columns: str) -> Node:
+    """A sum of which it is known that exchanging two axes changes nothing, so that one half is enough to make it."""
+    return total.replace(attrs={**total.attrs, "symmetric": (rows, columns)})
 
 
 def neg(a: Node, name: str = "") -> Node:

@@ -22,15 +22,19 @@ from torch import Tensor
 
 from . import native_build, native_memory
 from .assemble import again
+from .build import Equations
 from .emit_native import NativeModule, native_module
 from .ir import Graph
 from .native.text import Source
 from .passes import dedupe, delay, kernel_trick
 from .pipeline import Compiled, Stages
+from .plans import PLANS
 
 LARGE = 1 << 22  # bytes of an array that are worth large pages
-BLOCK, WEIGHTS = 32, 1 << 19  # most tokens whose weights exist at once, where they must, and most numbers in these
+BLOCK, WEIGHTS = 8, 1 << 19  # most tokens whose weights exist at once, where they must, and most numbers in these
+LEAST = 4  # such tokens however large their weights are: a team's members share them
 STACKS = 1 << 27  # bytes of states that are all saved; of more, few are, and the others made again
+DEAR = 1 << 30  # the same where a state takes all of a block's work to make again
 PART = 1 << 22  # bytes of states that are made again at a time: a cache holds these
 FEWEST = 4  # chunks whose states are made again at a time, however large these are: all states are copied twice each time
 MANY, ROOMY = 16, 1 << 26  # where states are that large, up to so many, as far as they take no more than these bytes
@@ -94,6 +98,21 @@ class Native:
         grads = [f"grad_{state}" for state in stacks.values()]
         return [*dict.fromkeys((*rest, *grads)), *(f"starts_{state}" for state in stacks.values())]
 
+    def function_in_torch(self, base: str) -> Callable[..., Sequence[Tensor]]:
+        """What a forward function computes, as torch operations."""
+        if base != "blocks":
+            return self.plain[f"plain_{base}"]
+        sequences, states = len(self.sequences(base)), self.module.results[base] - 1
+
+        def in_turn(*inputs: Tensor) -> Sequence[Tensor]:
+            outputs, carried, rest = [], inputs[sequences : sequences + states], inputs[sequences + states :]
+            for parts in zip(*inputs[:sequences], strict=True):
+                y, *carried = self.plain["plain_resume"](*parts, *carried, *rest)
+                outputs.append(y)
+            return torch.stack(outputs), *carried
+
+        return in_turn
+
     def function(self, name: str, dtype: torch.dtype) -> tuple[Any, Any]:
         """A function, and one that asks for large pages. What will be called after it is compiled at the same time."""
         found = self.library(name, dtype)
@@ -135,13 +154,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def native_of(compiled: Compiled, title: str, plain: dict[str, Any]) -> Native:
-    """The C++ of a compiled spec, findable by its key, which is all that a traced graph holds of it."""
-    key = hashlib.sha256(compiled.source.encode()).hexdigest()[:24]
+def native_of(compiled: Compiled, title: str, plain: dict[str, Any], tokens: int) -> Native:
+    """The C++ of a compiled spec for chunks, or blocks, of at most so many tokens, findable by its key, which is all that a traced graph
+    holds of it."""
+    key = hashlib.sha256(f"{tokens} {compiled.source}".encode()).hexdigest()[:24]
 
     def make() -> NativeModule:
         graphs = {name: first(compiled, stages) for name, stages in compiled.graphs.items()}
-        tokens = compiled.chunk if "chunks" in graphs else min(compiled.chunk, block(plain["RULE"]["numbers"]))
+        if "chunks" not in graphs:
+            blocks = PLANS[compiled.choice.name].blocks(compiled.equations, compiled.facts)
+            graphs["blocks"] = _with_kernel(compiled.equations, dedupe(blocks))
         return native_module(compiled.equations, compiled.choice.name, title, graphs, tokens)
 
     return _KNOWN.setdefault(key, Native(key, make, re.sub(r"\W", "_", title) or "rule", plain))
@@ -152,12 +174,16 @@ def first(compiled: Compiled, stages: Stages) -> Graph:
     eq, graph = compiled.equations, stages.after("lower")
     if eq.features is None or eq.kernel is None:
         return graph
-    return kernel_trick(delay(dedupe(graph), eq.window, compiled.chunk, eq.sizes), eq.features, eq.kernel)
+    return _with_kernel(eq, delay(dedupe(graph), eq.window, compiled.chunk, eq.sizes))
+
+
+def _with_kernel(eq: Equations, graph: Graph) -> Graph:
+    return graph if eq.features is None or eq.kernel is None else kernel_trick(graph, eq.features, eq.kernel)
 
 
 def block(numbers: int) -> int:
     """The tokens of one call, of a spec whose weights exist a token: `numbers` in these."""
-    return max(1, min(BLOCK, WEIGHTS // numbers))
+    return min(BLOCK, max(LEAST, WEIGHTS // numbers))
 
 
 def sizes_of(axes: Sequence[tuple[str, ...]], inputs: Sequence[Tensor]) -> Sizes:
@@ -170,7 +196,8 @@ def sizes_of(axes: Sequence[tuple[str, ...]], inputs: Sequence[Tensor]) -> Sizes
 
 def saving(base: str, state_numbers: int, sizes: Sizes, bytes_each: int) -> str:
     """The forward function for a backward: one that saves all states, or a thin one where they are too many."""
-    return f"{base}_thin" if state_numbers * sizes[0] * sizes[1] * bytes_each > STACKS else f"{base}_saving"
+    most = DEAR if base == "blocks" else STACKS
+    return f"{base}_thin" if state_numbers * sizes[0] * sizes[1] * bytes_each > most else f"{base}_saving"
 
 
 def empty(source: Source, sizes: Sizes, like: Tensor) -> dict[str, Tensor]:
@@ -335,7 +362,7 @@ def _pull(ctx: Any, grads: list[Tensor | None]) -> tuple:
     given = [tensors[0].new_zeros(shape) if g is None else g for g, shape in zip(grads, ctx.like, strict=False)]
     if torch.is_grad_enabled():  # differentiated once more: let torch differentiate the forward's source
         inputs = tensors[: ctx.count]
-        return list(again(native.plain[f"plain_{name}"], inputs, given, [x.requires_grad for x in inputs])), None, None, None
+        return list(again(native.function_in_torch(name), inputs, given, [x.requires_grad for x in inputs])), None, None, None
     forward, back = module.functions[ctx.name], module.functions[f"{name}_backward"]
     labels = [label for label, _, _ in forward.results]
     behind = [f"starts_{state}" for state in module.stacks[name].values()] if kind == "thin" else []

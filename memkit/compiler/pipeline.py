@@ -135,7 +135,7 @@ class CompiledRule(Rule):
 
     def _kept_states(self, tokens: int, heads: int, width: int) -> int:
         """The states of a head that are kept for a backward: one a chunk, or a block where weights exist a block at a time."""
-        blocks = getattr(PLANS[self.plan], "UNIT", "") == "resume"
+        blocks = hasattr(PLANS[self.plan], "blocks")
         return math.ceil(tokens / (min(self.compiled.chunk, runtime.BLOCK) if blocks else self.compiled.chunk))
 
     def explain(self) -> str:

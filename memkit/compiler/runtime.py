@@ -38,12 +38,14 @@ def from_chunks(y: Tensor, batch: int, chunked: bool) -> Tensor:
     return y.reshape(count, batch, both // batch, size, width).permute(1, 0, 3, 2, 4).reshape(batch, count * size, both // batch, width)
 
 
-def blocks(tokens: int, position: int, chunk: int, most: int) -> list[tuple[int, int, int]]:
-    """(start, stop, 0) of each call of at most `most` tokens, none across a chunk's end."""
+def blocks(tokens: int, position: int, chunk: int, most: int, several: bool = False) -> list[tuple[int, int, int]]:
+    """(start, stop, 0) of each call of at most `most` tokens, none across a chunk's end; several: or of n blocks, (start, stop, n)."""
     found, start = [], 0
     while start < tokens:
-        stop = min(tokens, start + most, start + chunk - (position + start) % chunk)
-        found.append((start, stop, 0))
+        stop = min(tokens, start + chunk - (position + start) % chunk)
+        whole = (stop - start) // most if several else 0
+        stop = start + whole * most if whole > 1 else min(stop, start + most)
+        found.append((start, stop, whole if whole > 1 else 0))
         start = stop
     return found
 
@@ -83,12 +85,13 @@ def overlapping(x: Tensor, sizes: list[int], before: int) -> list[Tensor]:
     return found
 
 
-def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None):
+def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None, several=None):
     """Run a rule over q, k [B, T, H, K] and v [B, T, H, V], piece by piece.
 
     forward, resume: the emitted functions, over whole chunks and over the rest of a begun one. rule: names and sizes (dict RULE).
     state: dict of weights, slots, anchor (name -> [B, H, out, in]), keys, values [B, c - 1, H, width] and position.
     most: tokens of one call where there is no `forward`; None: as many as a cache holds the weights of, all heads together.
+    several: `resume` for more than one such block of a chunk.
     Returns y [B, T, H, V] and the state after the last token.
     """
     batch, tokens, heads = q.shape[:3]
@@ -112,7 +115,7 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None):
     outputs = []
     if forward is None:
         most = most or max(1, min(BLOCK, SEGMENT // (batch * heads * rule["numbers"])))
-        bounds = blocks(tokens, position, rule["chunk"], most)
+        bounds = blocks(tokens, position, rule["chunk"], most, several is not None)
     else:
         bounds = pieces(tokens, position, rule["chunk"], rule["semantic"])
     sizes = [stop - start for start, stop, _ in bounds]
@@ -124,8 +127,8 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None):
         sequences += [to_chunks(g, chunks) for g in gate_parts]
         if rule["semantic"] and (position + start) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]
-        call = resume if forward is None or not chunks else forward
-        y, *carried = call(*sequences, *carried, *(() if chunks else anchor), *learned)
+        call = (forward or several or resume) if chunks else resume
+        y, *carried = call(*sequences, *carried, *(() if call is forward else anchor), *learned)
         outputs.append(from_chunks(y, batch, chunks > 0))
         if rule["semantic"] and (position + stop) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]

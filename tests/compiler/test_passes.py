@@ -17,6 +17,7 @@ from memkit.compiler.passes.absorb import absorb
 from memkit.compiler.passes.dedupe import dedupe
 from memkit.compiler.passes.fold import fold
 from memkit.compiler.passes.fuse import fuse
+from memkit.compiler.passes.gram import gram
 from memkit.compiler.passes.hoist import hoist, settle
 from memkit.compiler.passes.kernel_trick import kernel_trick
 from memkit.compiler.passes.lodge import lodge
@@ -27,9 +28,16 @@ from memkit.compiler.verify import check
 
 from .random_graphs import inputs, random_graph
 
-Pass = Callable[[Graph], Graph]
-PASSES: tuple[Pass, ...] = (fold, dedupe, prune, hoist, sink, fuse, lodge, absorb, settle)
 SIZES = {"n": 3, "g": 2, "t": 4, "s": 4, "u": 4, "j": 1, "k": 5, "f": 5, "v": 3, "w": 3}
+
+
+def wide_gram(graph: Graph) -> Graph:
+    return gram(graph, SIZES)
+
+
+wide_gram.__doc__ = gram.__doc__
+Pass = Callable[[Graph], Graph]
+PASSES: tuple[Pass, ...] = (fold, dedupe, prune, hoist, sink, fuse, lodge, absorb, wide_gram, settle)
 
 
 def by_name(graph: Graph, values: dict[str, Tensor]) -> list[Tensor]:
@@ -452,6 +460,80 @@ def test_absorb_leaves_other_sums_alone(other: str) -> None:
     results = (ir.add(multiple, product), *([product] if other == "read twice" else []))
     graph = Graph((x, m, y), results)
     assert absorb(graph) is graph
+
+
+def times_square(x: Node, i: int, factor: float = 2.0, row: str = "v") -> Node:
+    """(factor x x^T) x, of x [g,v,k]."""
+    other = ir.rename(x, {row: f"w{i}"})
+    return ir.einsum(ir.mul(ir.einsum(x, other, over=("k",)), ir.const(factor)), other, over=(f"w{i}",))
+
+
+def test_gram_multiplies_squares() -> None:
+    x = ir.param("x", ("g", "v", "k"))
+    golden(
+        wide_gram,
+        Graph((x,), (times_square(times_square(x, 1), 2, 3.0),)),
+        """
+        %0 : [g,v,k] = param(name=x)
+        %1 x : [g,w1,k] = rename(%0, v->w1)
+        %2 : [g,v,w1] = einsum(%0, %1)
+        %3 : [g,v,w1] = mul(%2, 2)
+        %4 : [g,v,v_] = rename(%3, w1->v_)
+        %5 : [g,v_,v__] = rename(%3, v->v_ w1->v__)
+        %6 : [g,v,v__] = einsum(%4, %5)
+        %7 : [g,v__,w2] = rename(%2, v->v__ w1->w2)
+        %8 : [g,v,w2] = einsum(%6, %7)
+        %9 : [g,v,w2] = mul(%8, 3)
+        %10 : [g,v,w2_] = rename(%9, w2->w2_)
+        %11 : [g,w2_,w1] = rename(%3, v->w2_)
+        %12 : [g,v,w1] = einsum(%10, %11)
+        %13 : [g,v,k] = einsum(%12, %1)
+        return %13
+        """,
+    )
+
+
+def test_gram_starts_anew() -> None:
+    """After two factors x x^T is made of x again: of five iterations, three are."""
+    x = start = ir.param("x", ("g", "v", "k"))
+    for i in range(5):
+        x = times_square(x, i, 0.1)
+    graph = Graph((start,), (x,))
+    after = wide_gram(graph)
+    same(graph, after)
+    wide = [n for n in after.nodes() if n.op is Op.EINSUM and "k" in n.args[1].axes]
+    assert len(wide) == 2 * 3 and sum("k" in n.axes for n in wide) == 3
+    assert wide_gram(after) is after
+
+
+def unlike(case: str) -> Graph:
+    """What looks like two factors times a wide matrix."""
+    x, y = ir.param("x", ("g", "v", "k")), ir.param("y", ("g", "v", "k"))
+    once = times_square(x, 1)
+    other, narrow = ir.rename(once, {"v": "w"}), ir.einsum(x, ir.rename(x, {"k": "f"}), over=("v",))
+    steep = ir.einsum(cube(x), ir.rename(x, {"v": "w"}), over=("w",))
+    result = {
+        "not wide": lambda: ir.einsum(narrow, ir.einsum(narrow, x, over=("k",)), over=("f",)),
+        "a square of another value": lambda: ir.einsum(ir.einsum(y, ir.rename(y, {"v": "w"}), over=("k",)), other, over=("w",)),
+        "over rows": lambda: ir.einsum(once, ir.rename(once, {"k": "f"}), over=("v",)),
+        "another matrix": lambda: ir.einsum(once, ir.rename(y, {"v": "w"}), over=("k",)),
+        "too steep": lambda: ir.einsum(steep, ir.rename(steep, {"v": "u"}), over=("k",)),
+    }[case]()
+    return Graph((x, y), (result,))
+
+
+def cube(x: Node) -> Node:
+    """(x x^T)^3, of axes v and w."""
+    a = ir.einsum(x, ir.rename(x, {"v": "w"}), over=("k",))
+    for _ in range(2):
+        a = ir.rename(ir.einsum(a, ir.rename(a, {"v": "w", "w": "u"}), over=("w",)), {"u": "w"})
+    return a
+
+
+@pytest.mark.parametrize("case", ["not wide", "a square of another value", "over rows", "another matrix", "too steep"])
+def test_gram_leaves_other_products_alone(case: str) -> None:
+    graph = unlike(case)
+    assert wide_gram(graph) is graph
 
 
 def test_fold_knows_windows_of_one_slot() -> None:

@@ -36,17 +36,18 @@ WIDE: Mapping[str, tuple[str, Mapping[str, Any], int, int]] = {
     "frozen with a norm": ("ttt_mlp", {}, 34, 34),
     "long chunks of solve": ("gated_deltanet", {}, 20, 33),
     "long chunks of frozen": ("omeganet", {"window.size": 5, "update.chunk_size": 48, "features": "identity"}, 34, 34),
-    "orthogonal": ("atlas", {"features": "identity", "update.chunk_size": 16, "optimizer.steps": 2}, 33, 33),
+    "orthogonal": ("atlas", {"features": "identity", "update.chunk_size": 16, "optimizer.steps": 4}, 33, 33),
+    "orthogonal with two wide weights": ("atlas_plus", {"update.chunk_size": 18, "memory.expansion": 2, "optimizer.steps": 3}, 6, 6),
 }
 
 _RULES: dict[tuple[str, int, int, int, str], NativeRule] = {}
 
 
 def native(spec: LayerSpec, key_dim: int, value_dim: int, tile: int = 3, plan: str = "auto") -> NativeRule:
-    """A rule that runs C++, with tiles of at most `tile` tokens; the same one for the same arguments."""
+    """A rule that runs C++, with tiles of at most `tile` tokens and blocks of half as many; the same one for the same arguments."""
     key = (spec.model_dump_json(), key_dim, value_dim, tile, plan)
     if key not in _RULES:
-        _RULES[key] = NativeRule(compiled(spec, key_dim, value_dim, tile, plan))
+        _RULES[key] = NativeRule(compiled(spec, key_dim, value_dim, tile, plan), most=min(8, (tile + 1) // 2))
     return _RULES[key]
 
 

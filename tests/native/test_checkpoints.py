@@ -31,23 +31,25 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 DELAYED = "features in stretches"  # a rule whose wide state waits for what windows add
+BLOCKS = "orthogonal"  # one whose calls are for several blocks of a chunk
 
 
-@pytest.mark.parametrize("name", [DELAYED, *(n for n in COVERED if preset(n).native.module.stacks)])
+@pytest.mark.parametrize("name", [DELAYED, BLOCKS, *(n for n in COVERED if "chunks" in preset(n).native.module.stacks)])
 @pytest.mark.parametrize("chunks", (1, 2))
 def test_results_and_gradients_are_the_same(name: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = wide(name) if name == DELAYED else preset(name)
+    rule = wide(name) if name in (DELAYED, BLOCKS) else preset(name)
+    base = "blocks" if name == BLOCKS else "chunks"
     assert ("W1_late" in rule.native.module.source) == (name == DELAYED)
     inputs = draw(rule, B=2, T=5 * rule.compiled.chunk + 2, H=2)
     want = values_and_gradients(rule, inputs)
-    a_chunk = rule.native.state_numbers("chunks") * inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.element_size()
-    monkeypatch.setattr(native_run, "STACKS", 0)
+    a_chunk = rule.native.state_numbers(base) * inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.element_size()
+    for limit in ("STACKS", "DEAR", "ROOMY"):
+        monkeypatch.setattr(native_run, limit, 0)
     monkeypatch.setattr(native_run, "PART", chunks * a_chunk)
     monkeypatch.setattr(native_run, "FEWEST", 1)
-    monkeypatch.setattr(native_run, "ROOMY", 0)
     names = called(monkeypatch)
     got = values_and_gradients(rule, inputs)
-    assert names.count("chunks_thin") > 1 and "chunks_states" in names and "chunks_backward" in names
+    assert names.count(f"{base}_thin") > 1 and f"{base}_states" in names and f"{base}_backward" in names
     for n, x in want.items():
         torch.testing.assert_close(got[n], x, rtol=1e-10, atol=1e-10, msg=lambda text, n=n: f"{n}: {text}")
 
@@ -85,8 +87,13 @@ def test_memory_counts_the_states_that_are_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(native_run, "FEWEST", 1)
     assert rule._kept_states(8 * chunk, 2, 8) == 3
     blocks = preset("atlas")
-    monkeypatch.setattr("memkit.compiler.native_rule.block", lambda numbers: 2)
-    assert blocks._kept_states(9, 2, 8) == 5
+    assert (blocks.most, blocks._kept_states(9, 2, 8)) == (2, 5)
+    numbers = blocks.native.state_numbers("blocks")
+    monkeypatch.setattr(native_run, "DEAR", 4 * numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "PART", numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "ROOMY", 0)
+    assert blocks._kept_states(8, 2, 8) == 4, "of as many states as may all be kept"
+    assert blocks._kept_states(9, 2, 8) == 6, "three calls, and no part of more than one block"
 
 
 def forward(change: Callable[[Graph], Graph] = lambda graph: graph) -> Graph:

@@ -132,9 +132,9 @@ def test_products_leave_out_zeros(case: str) -> None:
 @pytest.mark.without_compiler
 def test_scratch_memory_does_not_grow_with_the_weights() -> None:
     """Wide memories are made a few tokens at a time: 64 tokens of this one's would take gigabytes."""
-    assert [native_run.block(numbers) for numbers in (1, 1 << 14, 1 << 17, 1 << 25)] == [32, 32, 4, 1]
+    assert [native_run.block(numbers) for numbers in (1, 1 << 14, 1 << 17, 1 << 25)] == [8, 8, 4, 4]
     numbers = [int(n) for n in re.findall(r"for_heads\(G, threads, (\d+)", source("atlas", 64))]
-    assert max(numbers) < 24 * 549120, numbers
+    assert max(numbers) < 40 * 549120, numbers
 
 
 @pytest.mark.without_compiler

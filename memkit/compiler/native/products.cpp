@@ -342,7 +342,7 @@ double cost_of_columns(const Problem& p) {
 
 double cost_of_depth(const Problem& p) {
     const double M = double(p.M), K = double(p.K), quads = double((p.N + 3) / 4);
-    if (p.vk != 1 || p.upper || p.M * smaller(p.K, DEEPEST) > ROOM) return 1e300;
+    if (p.vk != 1 || p.M * smaller(p.K, DEEPEST) > ROOM) return 1e300;
     return 178 + 5.5 * M * quads * K / W + 23 * M * quads + (p.sk == 1 ? 0 : 1.1 * M * K);
 }
 
@@ -365,7 +365,7 @@ void compute(Problem p, real* room) {
     if (p.M <= 0 || p.N <= 0) return;
     const Problem x = exchanged(p);
     const double costs[] = {cost_of_columns(p), cost_of_columns(x), cost_of_depth(p), cost_of_depth(x)};
-    const long best = std::min_element(costs, costs + 4) - costs;
+    const long best = p.upper ? p.cn != 1 : std::min_element(costs, costs + 4) - costs;  // the same half whenever more is added
     if (best % 2) p = x;
     const Pieces depths(p.K, DEEPEST);
     for (long i = 0; i < depths.number; i++) {
@@ -376,7 +376,6 @@ void compute(Problem p, real* room) {
         p.V += depths[i] * p.vk;
         p.add = true;
     }
-    if (p.upper) mirror(p.N, p.C, p.cm, p.cn);
 }
 
 }  // namespace
@@ -391,10 +390,17 @@ void product(long M, long N, long K, const real* A, long am, long ak, const real
     compute({M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, false}, room);
 }
 
+// The same for a result that will be symmetric, once more is added: what lies below the diagonal may be anything.
+void product_half(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn,
+                  int add, real* room) {
+    compute({M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, true}, room);
+}
+
 // The same for a result known to be symmetric: tiles below the diagonal are copied from above it.
 void product_upper(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn,
-                                      int add, real* room) {
-    compute({M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add != 0, true}, room);
+                   int add, real* room) {
+    product_half(M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add, room);
+    cn == 1 ? mirror(N, C, cm, cn) : mirror(N, C, cn, cm);
 }
 
 // to[i * to_row + j] = from[j * from_row + i] for j < rows and i < columns.

@@ -15,6 +15,8 @@ void product(long M, long N, long K, const real* A, long am, long ak, const real
              real* room);
 void product_upper(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn,
                    int add, real* room);  // for a result that is symmetric
+void product_half(long M, long N, long K, const real* A, long am, long ak, const real* B, long bk, long bn, real* C, long cm, long cn,
+                  int add, real* room);  // of which the entries above the diagonal will do, as more is added
 // to[i, j] = from[j, i], j < rows, i < columns
 void turned(long rows, long columns, const real* from, long from_row, real* to, long to_row);
 long product_room(void);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -67,42 +67,58 @@ def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
     block = made.in_blocks() if chain.rest or len(chain.products) > 1 else ""
     if chain.rest:
         made.add(write_entries(made, chain.rest))
-    _products(made, chain.products, "1" if chain.rest else "")
+    _products(made, chain.products, "1" if chain.rest else "", set(node.attrs.get("symmetric", ())) if not chain.rest else set())
     if block:
         made.lines = [block, *("    " + line for line in made.lines), "}"]
     made.done()
 
 
-def _products(made: Step, products: Sequence[Node], begun: str = "") -> None:
-    """All of them added. begun: whether something is there that the first adds to, "" for no."""
-    for i, product in enumerate(products):
-        made.add(_product(made, product, "1" if i else begun))
+def _products(made: Step, products: Sequence[Node], begun: str = "", symmetric: Container[str] = ()) -> None:
+    """All of them added. begun: whether something is there that the first adds to, "" for no. symmetric: axes of their sum that may
+    change places; then one half of each is made, the same one, and the other half of the sum copied."""
+    found = [_called(made, node) for node in products]
+    able, sides = all(map(_is_whole_square, found)), {(p.rows, p.cols) for p in found}
+    halves = able and len(sides) == 1 and all(x in symmetric for side in sides for x in side)
+    for i, (node, p) in enumerate(zip(products, found, strict=True)):
+        first = "1" if i else begun
+        half = halves or (able and not first and is_symmetric(node))
+        name = "product" if not half else "product_half" if i + 1 < len(products) else "product_upper"
+        made.add(_product(made, node, p, first, name))
 
 
 FEWEST = 16  # rows of a block that leaves out zeros
 WORTH = 0.8  # of a product's sums, if no more are left
-def _product(made: Step, node: Node, begun: str) -> list[str]:
-    """Calls that write a product, or add it where something is `begun`."""
+def _called(made: Step, node: Node) -> Product:
+    """A product as calls, for the entries that a step makes."""
     f = made.f
     a, b = (f.view(arg) for arg in node.args)
     if a is None or b is None:
         raise KernelError(f"a product of {node.args} without arrays", "operands that are kept", "backend: torch", "backend")
-    sizes = f.sizes(*node.args)
-    p = product_of(node, (a, b, made.out), sizes, {**f.most(node.args[0]), **f.most(node.args[1])}, made.bounds(), tuple(f.fixed))
     made.note_view(a)
     made.note_view(b)
-    nest, at, again = Nest(), {a: i.text for a, i in f.fixed.items() if a != "g"}, [begun] if begun else []
+    most = {**f.most(node.args[0]), **f.most(node.args[1])}
+    return product_of(node, (a, b, made.out), f.sizes(*node.args), most, made.bounds(), tuple(f.fixed))
+
+
+def _is_whole_square(p: Product) -> bool:
+    """Whether a product has as many rows as columns, and one call makes all of it."""
+    square = p.rows and p.cols and p.sizes[p.rows] == p.sizes[p.cols]
+    return bool(square) and not {p.rows, p.cols, p.sums} & {*p.bounds} and not p.summed & {*p.loops}
+
+
+def _product(made: Step, node: Node, p: Product, begun: str, name: str) -> list[str]:
+    """Calls of `name` that write a product, or add it where something is `begun`."""
+    nest, at, again = Nest(), {a: i.text for a, i in made.f.fixed.items() if a != "g"}, [begun] if begun else []
     for axis in p.loops:
-        variable = f.names.new(axis)
+        variable = made.f.names.new(axis)
         nest.enter(variable, made.header(axis, variable, size=p.sizes[axis]))
         at[axis] = variable
         again += [f"{variable} > 0"] if axis in p.summed else []
     add = "1" if begun == "1" else " || ".join(again) or "0"
     bounds = {a: b for a, b in p.bounds.items() if a in (p.rows, p.cols, p.sums)}
-    whole = not begun and not bounds and not p.summed & {*p.loops} and is_symmetric(node) and p.sizes[p.rows] == p.sizes[p.cols]
-    if not whole:
+    if name == "product":
         bounds |= _past_zeros(made, node, p, nest, bounds)
-    nest.lines[-1].append(p.call("product_upper" if whole else "product", at, add, bounds))
+    nest.lines[-1].append(p.call(name, at, add, bounds))
     return nest.text()
 
 

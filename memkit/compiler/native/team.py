@@ -12,9 +12,14 @@ FEWEST = 32  # entries of an axis that a team shares
 OUTER = ("n", "g")  # axes that are not a head's own
 
 
-def team_axis(carries: Sequence[Node], found: Sequence[Lengths], tokens: int) -> str:
-    """The first axis that all states of a loop have and that is long enough to be shared; "" for none. found: the carries' lengths."""
+def team_axis(body: Graph, carries: Sequence[Node], found: Sequence[Lengths], tokens: int) -> str:
+    """The first axis that all states of a loop have and that is long enough to be shared; "" for none. found: the carries' lengths.
+
+    None is shared where all states exist for every token: then members share the tokens.
+    """
     states = [(p, size) for p, size in zip(carries, found, strict=True) if len({*p.axes} - {*OUTER}) > 1]
+    if all(any({*p.axes, "t"} <= {*node.axes} for node in body.nodes()) for p, _ in states):
+        return ""
     common = [a for a in (states[0][0].axes if states else ()) if a not in OUTER and all(a in p.axes for p, _ in states)]
     return next((a for a in common if min(size[a].at(tokens) for _, size in states) >= FEWEST), "")
 
@@ -33,7 +38,7 @@ def parted(graph: Graph, given: Sequence[Lengths], tokens: int) -> Graph:
         if node.body is None:
             return new
         k = node.attrs["carries"]
-        axis = team_axis(node.body.params[:k], [found[a] for a in node.args[:k]], tokens)
+        axis = team_axis(node.body, node.body.params[:k], [found[a] for a in node.args[:k]], tokens)
         return new.replace(body=_body(node.body, k, axis)) if axis else new
 
     return ir.rebuild(graph, change)

@@ -76,7 +76,7 @@ class Function:
         for scan in graph.nodes():
             if scan.body is not None:
                 carries = scan.body.params[: scan.attrs["carries"]]
-                return team_axis(carries, [self.length[p] for p in carries], self.tokens)
+                return team_axis(scan.body, carries, [self.length[p] for p in carries], self.tokens)
         return ""
 
     # ---- the whole
@@ -91,7 +91,7 @@ class Function:
             self.views[node] = self._argument("real*", f"{label}_out", f"out[{i}]", node)
         self.adopt(self.graph)
         items, reads = self.items(self.graph)
-        self.level(self.graph, runs.gathered(self, items, reads, self.choices[self.graph].roots), reads)
+        self.level(self.graph, items, reads)
         wide, own, apart = sum(self.wide), self.own_arena.peak, self.spread.peak
         spread = f"{self.arena.peak}{f' + N * {wide}' if wide else ''}"
         head = [
@@ -207,7 +207,8 @@ class Function:
         """The steps of one graph, arguments first, and what each reads."""
         roots = self.choices[graph].roots
         items = [n for n in graph.nodes() if n in roots or n.op is Op.SCAN]
-        return items, {n: keep.scan_reads(n, roots) if n.op is Op.SCAN else keep.reads(n, roots) for n in items}
+        reads = {n: keep.scan_reads(n, roots) if n.op is Op.SCAN else keep.reads(n, roots) for n in items}
+        return runs.gathered(self, items, reads, roots), reads
 
     def adopt(self, graph: Graph) -> None:
         """What a result is only another name of is made where the result lies."""

@@ -1,5 +1,6 @@
 """The plans, best first. Each module answers `refuse(facts) -> str | None`, lowers with `graphs(equations, facts) -> dict[str, Graph]`
-(`chunks`, all whole chunks, and `resume`, part of one; UNIT where there is `resume` alone) and knows its tokens: `tile(facts) -> int`."""
+(`chunks`, all whole chunks, and `resume`, part of one) and knows its tokens: `tile(facts) -> int`. A plan with `resume` alone, which is
+called for a block of a chunk's tokens, has `blocks(equations, facts) -> Graph`: several such calls, one after another."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ Body = Callable[[Chunk], tuple[Node, dict[str, Node], Slots]]  # a chunk's y, an
 def chunked(eq: Equations, facts: Facts, body: Body) -> dict[str, Graph]:
     """A plan's graphs from the body of one chunk: `chunks`, a SCAN over chunks with inputs along the axis n, and, where the chunk is
     part of the meaning, `resume`, one chunk that was begun earlier and whose anchor is an input of its own."""
-    graphs = {"chunks": _scanned(*one_chunk(eq, facts, body, False))}
+    graphs = {"chunks": looped(*one_chunk(eq, facts, body, False))}
     if facts.grad_at == "chunk":
         inner, carries, slices, consts = one_chunk(eq, facts, body, True)
         y, states = inner.results[-1], inner.results[:-1]
@@ -354,7 +354,8 @@ def one_chunk(eq: Equations, facts: Facts, body: Body, resume: bool) -> tuple[Gr
     return Graph((*carries, *slices, *consts), (*results, y), labels), carries, slices, consts
 
 
-def _scanned(inner: Graph, carries: list[Node], slices: list[Node], consts: list[Node]) -> Graph:
+def looped(inner: Graph, carries: list[Node], slices: list[Node], consts: list[Node]) -> Graph:
+    """A SCAN of `inner` along an axis n that all of `slices` gain."""
     outer_slices = [ir.param(s.attrs["name"], ("n", *s.axes)) for s in slices]
     outer = [ir.param(p.attrs["name"], p.axes) for p in (*carries, *consts)]
     found = ir.scan(inner, outer[: len(carries)], outer_slices, outer[len(carries) :])

@@ -1,6 +1,7 @@
 """Plan `orthogonal`: an optimizer that is not linear, on gradients taken once a chunk: every token's slot at once, a few tokens at a time.
 
 Equals the loop under grad_at: chunk. Slots S_t and weights W_t of a block of tokens exist together, never those of a whole chunk.
+What C++ makes of Newton-Schulz: docs/derivations/orthogonal.md.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from memkit.compiler.facts import Facts, Product, retain_factor
 from memkit.compiler.ir import Graph, Node
 
 from . import frozen
-from .chunk import ONE, ZERO, Chunk, Slots, decay, is_const, last, one_chunk, plus, running, times, weight_product, windowed
-
-UNIT = "resume"  # called for a block of tokens, never for whole chunks
+from .chunk import ONE, ZERO, Chunk, Slots, decay, is_const, last, looped, one_chunk, plus, running, times, weight_product, windowed
 
 
 def refuse(facts: Facts) -> str | None:
@@ -34,6 +33,11 @@ def graphs(eq: Equations, facts: Facts) -> dict[str, Graph]:
     inner, carries, slices, consts = one_chunk(eq, facts, body, facts.grad_at == "chunk")
     y, states = inner.results[-1], inner.results[:-1]
     return {"resume": Graph((*slices, *carries, *consts), (y, *states), ("y", *inner.labels[:-1]))}
+
+
+def blocks(eq: Equations, facts: Facts) -> Graph:
+    """`resume` for several blocks of tokens of one chunk, one after another: a SCAN over blocks with inputs along the axis n."""
+    return looped(*one_chunk(eq, facts, body, facts.grad_at == "chunk"))
 
 
 def tile(facts: Facts) -> int:
