@@ -60,6 +60,14 @@ def test_an_iteration_stays_with_its_member(name: str) -> None:
 
 
 @pytest.mark.without_compiler
+@pytest.mark.parametrize("case", ["features in stretches", "frozen with a window"])
+def test_products_of_a_window_are_made_where_they_are_added(case: str) -> None:
+    """Two products, one a window's length behind the other, in one value: not each in one of its own, to be added up."""
+    made = wide(case).native.module.unit("chunks_backward").partition("// fold [g, s, f]")[2].partition("// ")[0]
+    assert made.count("product(") == 2 and "+=" not in made, made
+
+
+@pytest.mark.without_compiler
 def test_room_is_as_large_as_emitted_code_takes_it_for() -> None:
     """And the sum of more matrices read across their rows than are copied leaves the others where they lie."""
     text = (Path(step.__file__).parent / "products.cpp").read_text(encoding="utf-8")

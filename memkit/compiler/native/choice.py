@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memkit.compiler import ir
 from memkit.compiler.ir import Graph, Node, Op
@@ -28,12 +29,21 @@ class Chain:
     products: tuple[Node, ...]
 
 
+class Place(NamedTuple):
+    """Where a product belongs in a longer value: its axis `inner` is `axis` of that, from entry `first` on."""
+
+    inner: str
+    axis: str
+    first: int
+
+
 @dataclass
 class Choice:
-    """roots: what is kept. chains: of these, the sums that take in products."""
+    """roots: what is kept. chains: of these, the sums that take in products. places: of products that make a part of such a sum only."""
 
     roots: set[Node] = field(default_factory=set)
     chains: dict[Node, Chain] = field(default_factory=dict)
+    places: dict[Node, Place] = field(default_factory=dict)
 
 
 def is_view(node: Node) -> bool:
@@ -112,6 +122,12 @@ def chosen(graph: Graph, results: Iterable[Node]) -> Choice:
                 found.chains[node] = chain
                 found.roots.add(node)
                 members |= inner
+        if node.op is Op.FOLD and node.attrs["step"] == 1:
+            places, inner = _places(node, users, fixed)
+            if places:
+                found.chains[node] = Chain((), tuple(places))
+                found.places |= places
+                members |= inner
     absorbed = {p for c in found.chains.values() for p in c.products}
     for node in reversed(nodes):
         if node.op not in keep.PLACED and node not in absorbed and _is_kept(node, users, found.roots, members):
@@ -149,6 +165,26 @@ def _chain(top: Node, users: Mapping[Node, Sequence[Node]], fixed: set[Node]) ->
         else:
             rest.append(node)
     return Chain(tuple(rest), tuple(products)), inner
+
+
+def _places(fold: Node, users: Mapping[Node, Sequence[Node]], fixed: set[Node]) -> tuple[dict[Node, Place], set[Node]]:
+    """The products that a FOLD adds up, each at one index of the window, and what lies between; nothing where it adds up other values."""
+    a, places, inner = fold.attrs, dict[Node, Place](), set[Node]()
+    stack = [(fold.args[0], -1)]
+    while stack:
+        node, first = stack.pop()
+        if len(users[node]) != 1 or node in fixed:
+            return {}, set()
+        inner.add(node)
+        if _is_add(node) and node.args[0] is not node.args[1]:
+            stack += [(x, first) for x in reversed(node.args)]
+        elif node.op is Op.PLACE and node.attrs["axis"] == a["inner"] and first < 0:
+            stack.append((node.args[0], 0 if node.attrs["index"] == 0 else a["size"] - 1))
+        elif first >= 0 and is_product(node) and a["outer"] in sides(node)[1] + sides(node)[2] and not is_symmetric(node):
+            places[node] = Place(a["outer"], a["axis"], first)
+        else:
+            return {}, set()
+    return places, inner
 
 
 def _is_kept(node: Node, users: Mapping[Node, Sequence[Node]], roots: set[Node], members: set[Node]) -> bool:

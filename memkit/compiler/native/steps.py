@@ -63,8 +63,9 @@ def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
     if own:
         in_parts(f, node, each, Parts(own, chain.rest, [p for p in chain.products if p not in own]), _products)
         return
-    made = Step(f, node, each)
-    block = made.in_blocks() if chain.rest or len(chain.products) > 1 else ""
+    parted = {f.places[p].axis for p in chain.products if p in f.places}
+    made = Step(f, node, each, unsplit=tuple(parted))
+    block = made.in_blocks() if not parted and (chain.rest or len(chain.products) > 1) else ""
     if chain.rest:
         made.add(write_entries(made, chain.rest))
     _products(made, chain.products, "1" if chain.rest else "", set(node.attrs.get("symmetric", ())) if not chain.rest else set())
@@ -81,6 +82,8 @@ def _products(made: Step, products: Sequence[Node], begun: str = "", symmetric: 
     halves = able and len(sides) == 1 and all(x in symmetric for side in sides for x in side)
     for i, (node, p) in enumerate(zip(products, found, strict=True)):
         first = "1" if i else begun
+        if not first and node in made.f.places:
+            made.add(_around(made, node))
         half = halves or (able and not first and is_symmetric(node))
         name = "product" if not half else "product_half" if i + 1 < len(products) else "product_upper"
         made.add(_product(made, node, p, first, name))
@@ -96,8 +99,26 @@ def _called(made: Step, node: Node) -> Product:
         raise KernelError(f"a product of {node.args} without arrays", "operands that are kept", "backend: torch", "backend")
     made.note_view(a)
     made.note_view(b)
-    most = {**f.most(node.args[0]), **f.most(node.args[1])}
-    return product_of(node, (a, b, made.out), f.sizes(*node.args), most, made.bounds(), tuple(f.fixed))
+    most, out = {**f.most(node.args[0]), **f.most(node.args[1])}, made.out
+    if node in f.places:
+        inner, axis, first = f.places[node]
+        part = out.at(axis, str(first))
+        out = View(part.pointer, {**part.strides, inner: out.strides[axis]}, out.memory)
+    return product_of(node, (a, b, out), f.sizes(*node.args), most, made.bounds(), tuple(f.fixed))
+
+
+def _around(made: Step, node: Node) -> list[str]:
+    """Zeros where the first of several products, which makes a part of a value, leaves nothing."""
+    f, (inner, axis, first) = made.f, made.f.places[node]
+    behind, size = plus(str(first), f.sizes(node)[inner]), made.sizes[axis]
+    lines: list[str] = []
+    for start, end in (("0", str(first)), (behind, size)):
+        nest, variable = Nest(), f.names.new(axis)
+        nest.enter(variable, f"for (long {variable} = {start}; {variable} < {end}; ++{variable})")
+        at = {axis: Index(variable)} | made.enter(nest, [a for a in f.own(made.node) if a != axis])
+        nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = real(0);")
+        lines += nest.text() if (start, end) != ("0", "0") else []
+    return lines
 
 
 def _is_whole_square(p: Product) -> bool:

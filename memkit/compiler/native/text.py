@@ -47,6 +47,7 @@ class Function:
         self.length: dict[Node, dict[str, Length]] = {}
         self.gets: dict[Node, dict[int, Node]] = {}
         self.choices: dict[Graph, Choice] = {}
+        self.places: dict[Node, choice.Place] = {}
         self._study(graph, [given[p.attrs["name"]] for p in graph.params])
         self.views: dict[Node, View] = {}
         self.lines: list[str] = []
@@ -65,6 +66,7 @@ class Function:
         found = lengths(graph, given)
         self.length |= found
         self.choices[graph] = choice.chosen(graph, [r for r in graph.results if r.op not in keep.PLACED])
+        self.places |= self.choices[graph].places
         for node in graph.nodes():
             if node.op is Op.SCAN and node.body is not None:
                 self._study(node.body, [found[a] for a in node.args])
