@@ -355,6 +355,12 @@ void mirror(long N, real* C, long cm, long cn) {
             real* to = C + j * cm + i * cn;
             if (j > i && cn == 1) transpose<false>(high, wide, from, cm, to, cm);
             else if (j > i && cm == 1) transpose<false>(wide, high, from, cn, to, cn);
+            else if (high == 16 && cn == 1)
+                for (long r = 0; r < 16; r += 4) {
+                    for (long c = r + 4; c < 16; c += 4) transpose_square<false>(from + r * cm + c, cm, to + c * cm + r, cm);
+                    for (long d = r + 1; d < r + 4; d++)
+                        for (long c = r; c < d; c++) to[d * cm + c] = from[c * cm + d];
+                }
             else
                 for (long r = 0; r < high; r++)
                     for (long c = j > i ? 0 : r + 1; c < wide; c++) to[c * cm + r * cn] = from[r * cm + c * cn];
