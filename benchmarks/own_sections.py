@@ -35,9 +35,9 @@ def window(b: Bench, s: Section) -> None:
                 key: ours.load(key, "ours", "rule", spec="omeganet", T=T, H=1, K=K, overrides=size, backend=n)["plan"]
                 for key, (n, size) in cases.items()
             }
-            took = b.time({key: ours.runner(key) for key in cases}, least=5, seconds=10)
             for n in names:
-                one, many = took[f"{n} 1"], took[f"{n} 16"]
+                both = f"{n} 1", f"{n} 16"
+                one, many = b.time({key: ours.runner(key) for key in both}, least=9, most=41, seconds=12).values()
                 used = list(dict.fromkeys((plans[f"{n} 1"], plans[f"{n} 16"])))
                 if len(used) == 1:
                     bars[n][C].fill(many.median / one.median, many.best / one.best, f"{ms(many.median)} against {ms(one.median)}")

@@ -141,6 +141,8 @@ def _pointwise(node: Node, *args: Node) -> Axes:
     fn = node.attrs["fn"]
     _need(fn in FUNCTIONS, f"no function {fn!r}")
     _need(FUNCTIONS.get(fn) == len(args), f"{fn} with {len(args)} operands, expected {FUNCTIONS.get(fn)}")
+    pair = node.attrs.get("symmetric", ())
+    _need(set(pair) <= _union(args) and len(set(pair)) in (0, 2), f"is symmetric in {pair}, no two axes of it")
     return _union(args)
 
 

@@ -95,6 +95,8 @@ BAD = {
     "a constant that is no float": (const(1.0).replace(attrs={"value": "one"}), "no float"),
     "an array of another rank": (ir.tensor((1.0, 2.0), ("k", "v")), "nested 1 deep"),
     "a parameter that is not listed": (ir.neg(param("other", ())), "not among the graph's parameters"),
+    "symmetric in an axis that is not there": (ir.symmetric(ir.add(X, X), "t", "v"), r"symmetric in \('t', 'v'\)"),
+    "symmetric in one axis": (ir.symmetric(ir.add(X, X), "t", "t"), "no two axes"),
     "a body on a plain node": (ir.neg(X).replace(body=STEP), "has a body"),
     "a loop without a body": (Node(Op.GET, (Node(Op.SCAN),), (), {"index": 0}), "without a body"),
     "a loop with too few operands": (ir.get(LOOP.replace(args=(Y,)), 0, ("k",)), "1 operands for 2"),
