@@ -104,7 +104,7 @@ def _stamp(node: Node, known: dict[Node, Node], where: str) -> Node:
     return known[node]
 
 
-def _unused(taken: Iterable[str], hint: str) -> str:
+def unused(taken: Iterable[str], hint: str) -> str:
     """`hint`, or hint with the first number that makes it new."""
     names = set(taken)
     return next(n for n in (hint, *(f"{hint}{i}" for i in range(2, len(names) + 3))) if n not in names)
@@ -162,7 +162,7 @@ def _scatter(node: Node, grad: Node, wanted: Sequence[bool]) -> Contributions:
 def _decay(node: Node, grad: Node, wanted: Sequence[bool]) -> Contributions:
     """dx[r] = sum_{s < r} (D^T g)[r, s] D[r - 1, s]: no division, so exact where x is 0."""
     axis, new = node.attrs["axis"], node.attrs["new"]
-    row = _unused(node.axes, "u")
+    row = unused(node.axes, "u")
     later = rename(node, {axis: row, new: axis})
     below = einsum(later, rename(grad, {axis: row}), over=(row,))
     before = ir.shift(node, ZERO, axis)
@@ -219,7 +219,7 @@ def _solve(node: Node, grad: Node, wanted: Sequence[bool]) -> Contributions:
     back = ir.solve(lower, grad, rows, cols, transpose=not node.attrs["transpose"])
     left, right = (node, back) if node.attrs["transpose"] else (back, node)
     # a right-hand side may be indexed by an axis named like the columns
-    aside = {cols: _unused((*node.axes, *lower.axes), "side")} if cols in node.axes else {}
+    aside = {cols: unused((*node.axes, *lower.axes), "side")} if cols in node.axes else {}
     outer = einsum(rename(left, aside), rename(right, {**aside, rows: cols}), keep=lower.axes)
     return neg(ir.tril(outer, rows, cols, -1)), back
 
@@ -304,7 +304,7 @@ def _body_back(
     names = [p.attrs["name"] for p in body.params]
 
     def gradient_of(label: str, like: Node) -> Node:
-        names.append(_unused(names, f"grad_{label}"))
+        names.append(unused(names, f"grad_{label}"))
         return param(names[-1], like.axes)
 
     carried = {i: gradient_of(names[i], body.params[i]) for i in active}

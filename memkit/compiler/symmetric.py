@@ -108,14 +108,14 @@ def _same(leaves: list[Node | None], count: int) -> Node | None:
     return None if len(others) > 1 else next(iter(others), leaves[0])
 
 
-def _ends_of(node: Node, seen: set[Node]) -> Pair | None:
+def _rows_and_columns(node: Node, seen: set[Node]) -> Pair | None:
     """The axes of rows and columns of a sum of multiples of matrix products, if a product is found."""
     base, names = stripped(node)
     if base in seen:
         return None
     seen.add(base)
     if base.op is Op.POINTWISE and base.attrs["fn"] in ("add", "sub", "mul", "neg"):
-        found = next(filter(None, (_ends_of(x, seen) for x in base.args if len(x.axes) == len(base.axes))), None)
+        found = next(filter(None, (_rows_and_columns(x, seen) for x in base.args if len(x.axes) == len(base.axes))), None)
     else:
         found = outer(base)
     return None if found is None or not set(found) <= set(names) else (names[found[0]], names[found[1]])
@@ -135,7 +135,7 @@ def _through(node: Node, grad: Node) -> Mapping[Node, Node]:
     The derivative of y along a symmetric matrix is its own transpose, so da is that along dy's symmetric part: forward mode, in which a
     product p q of two polynomials takes p dq + dp q. That too is symmetric, so one half of it will do; and dx = (da + da^T) x = 2 da x.
     """
-    pair = _ends_of(node, set())
+    pair = _rows_and_columns(node, set())
     square = None if pair is None else leaf(node, pair)
     if pair is None or square is None or square is node or square.op is not Op.EINSUM or not _of_numbers(node, square):
         return {}
@@ -168,7 +168,8 @@ def _of_numbers(node: Node, square: Node) -> bool:
 def _along(node: Node, known: dict[Node, Node | None]) -> Node | None:
     """The derivative of a polynomial in a matrix, whose own is known; None for 0."""
     if node not in known:
-        known[node] = _derived(node, [_along(x, known) if x.axes else None for x in node.args] if node.op is not Op.DECAY else [])
+        moving = [x.axes and node.op is not Op.DECAY and uniform(x) is None for x in node.args]
+        known[node] = _derived(node, [_along(x, known) if moves else None for x, moves in zip(node.args, moving, strict=True)])
     return known[node]
 
 

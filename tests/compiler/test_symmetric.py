@@ -136,3 +136,16 @@ def test_loops_pull_polynomials_the_same_way() -> None:
         assert bool(halves) == (rules is not None)
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-10)
+
+
+def test_a_number_may_borrow_its_axes_from_the_polynomial() -> None:
+    """2 as [g], spread over an entry of each s, is a number still."""
+    x = ir.param("x", ("g", "v", "e"))
+    s = square(x)
+    two = ir.expand(ir.const(2.0), ir.select(ir.select(s, "w", 0), "v", 0))
+    twice = ir.rename(ir.einsum(s, ir.rename(s, {"v": "w", "w": "w2"}), over=("w",)), {"w2": "w"})
+    graph = Graph((x,), (ir.add(ir.mul(s, two), twice),), ("y",))
+    drawn = torch.Generator().manual_seed(6)
+    values = {n: torch.randn(shape, generator=drawn, dtype=torch.float64) for n, shape in (("x", (2, 3, 5)), ("grad_y", (2, 3, 3)))}
+    want, got = (run(backward(graph, ["x"], rules=r)[1], values)[0] for r in (None, SYMMETRIC))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)

@@ -68,7 +68,7 @@ def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
     block = made.in_blocks() if not parted and (chain.rest or len(chain.products) > 1) else ""
     if chain.rest:
         made.add(write_entries(made, chain.rest))
-    _products(made, chain.products, "1" if chain.rest else "", set(node.attrs.get("symmetric", ())) if not chain.rest else set())
+    _products(made, chain.products, "1" if chain.rest else "", () if chain.rest else node.attrs.get("symmetric", ()))
     if block:
         made.lines = [block, *("    " + line for line in made.lines), "}"]
     made.done()
@@ -112,12 +112,12 @@ def _around(made: Step, node: Node) -> list[str]:
     f, (inner, axis, first) = made.f, made.f.places[node]
     behind, size = plus(str(first), f.sizes(node)[inner]), made.sizes[axis]
     lines: list[str] = []
-    for start, end in (("0", str(first)), (behind, size)):
+    for start, end in ([("0", str(first))] if first else []) + [(behind, size)]:
         nest, variable = Nest(), f.names.new(axis)
         nest.enter(variable, f"for (long {variable} = {start}; {variable} < {end}; ++{variable})")
         at = {axis: Index(variable)} | made.enter(nest, [a for a in f.own(made.node) if a != axis])
         nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = real(0);")
-        lines += nest.text() if (start, end) != ("0", "0") else []
+        lines += nest.text()
     return lines
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from memkit.compiler import ir
+from memkit.compiler.autodiff import unused
 from memkit.compiler.ir import Graph, Node, Op
+from memkit.compiler.simplify import uniform
 from memkit.compiler.symmetric import leaf, outer, stripped, summed
 
 STEEP = 2  # degree of a polynomial from which on x x^T is made of x again: its rounding grows with every factor, as x's does not
@@ -27,8 +29,8 @@ class Applied(NamedTuple):
 def gram(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """Multiply polynomials in one y y^T with each other, and only the last product with y.
 
-    Newton-Schulz iterations (x <- (a I + b x x^T + c (x x^T)^2) x, as Muon has them) are such factors. That they can be taken on the Gram
-    matrix, and that this needs a fresh start before it loses precision, is from Gram Newton-Schulz (Dao AI Lab, 2026).
+    Newton-Schulz iterations, x <- (a I + b x x^T + c (x x^T)^2) x, are such factors. That they can be taken on the Gram matrix, and that
+    this needs a fresh start before it loses precision, is from Gram Newton-Schulz (Dao AI Lab, 2026).
 
     rewrite: einsum(x, x), x = q y and q a polynomial in y y^T  ->  (q q) (y y^T)
              einsum(p, x), p a polynomial in y y^T too          ->  (p q) y
@@ -67,14 +69,14 @@ def _applied(node: Node, sizes: Mapping[str, int]) -> Applied | None:
     if square is None or square.op is not Op.EINSUM or any(stripped(x)[0] is not value for x in square.args):
         return None
     wide = [a for a in value.axes if a != back[column] and stripped(square.args[0])[1][a] == summed(square)[0]]
-    if len(wide) != 1 or not _is_square(square, back[column], wide[0], {a: names[a] for a in value.axes}):
+    if len(wide) != 1 or not _is_gram(square, back[column], wide[0], {a: names[a] for a in value.axes}):
         return None
     if sizes.get(wide[0], 0) < WIDE * sizes.get(back[column], sizes.get(wide[0], 0)):
         return None
     return Applied(q, rows[0], column, names[wide[0]], square, y)
 
 
-def _is_square(node: Node, row: str, wide: str, names: Mapping[str, str]) -> bool:
+def _is_gram(node: Node, row: str, wide: str, names: Mapping[str, str]) -> bool:
     """Whether an einsum of one value with itself sums over its axis `wide` and has its `row` twice; all other axes have these names."""
     pair, sides = outer(node), [stripped(x)[1] for x in node.args]
     rest = [a for a in sides[0] if a not in (row, wide)]
@@ -85,12 +87,14 @@ def _is_square(node: Node, row: str, wide: str, names: Mapping[str, str]) -> boo
 def _squared(x: Applied, node: Node) -> Node | None:
     """x x^T as q q (y y^T): all three are symmetric, and commute."""
     value, pair, between = stripped(node.args[0])[0], outer(node), outer(x.square)
-    if pair is None or between is None or not _is_square(node, x.row, x.wide, {a: a for a in value.axes}):
+    if pair is None or between is None or not _is_gram(node, x.row, x.wide, {a: a for a in value.axes}):
         return None
     if _degree(x.q, {x.square: 1}) > STEEP:
         return None
     i, j = pair
-    k, l = _fresh(2, i, (*node.axes, *x.q.axes, *x.square.axes))
+    taken = (*node.axes, *x.q.axes, *x.square.axes)
+    k = unused(taken, i)
+    l = unused((*taken, k), i)
     twice = ir.einsum(ir.rename(x.q, {x.row: i, x.column: k}), ir.rename(x.q, {x.row: k, x.column: l}), over=(k,))
     square = ir.rename(x.square, dict(zip(between, (l, j), strict=True)))
     return ir.einsum(twice, square, keep=node.axes).replace(name=node.name, where=node.where)
@@ -105,7 +109,7 @@ def _joined(node: Node, x: Applied) -> Applied | None:
         return None
     if rows[0] in x.y.axes or leaf(p, (rows[0], column)) is not x.square:
         return None
-    (k,) = _fresh(1, column, (*node.axes, *p.axes, *x.q.axes))
+    k = unused((*node.axes, *p.axes, *x.q.axes), column)
     q = ir.einsum(ir.rename(p, {column: k}), ir.rename(x.q, {x.row: k}), over=(k,))
     return Applied(q, rows[0], x.column, x.wide, x.square, x.y)
 
@@ -113,12 +117,6 @@ def _joined(node: Node, x: Applied) -> Applied | None:
 def _degree(node: Node, known: dict[Node, int]) -> int:
     """Of a polynomial in a matrix whose own is known."""
     if node not in known:
-        own = [_degree(x, known) for x in node.args if x.axes and node.op is not Op.DECAY]
+        own = [_degree(x, known) for x in node.args if x.axes and node.op is not Op.DECAY and uniform(x) is None]
         known[node] = sum(own) if node.op is Op.EINSUM else max(own, default=0)
     return known[node]
-
-
-def _fresh(count: int, hint: str, taken: Sequence[str]) -> list[str]:
-    """So many names that no axis has."""
-    names = (f"{hint}{'_' * n}" for n in range(1, len(taken) + count + 1))
-    return [name for name in names if name not in taken][:count]
