@@ -11,7 +11,7 @@ import flops
 import inputs
 import torch
 import torch._dynamo  # torch would import it at a first call of native code, in the middle of what is measured
-from inputs import Timed
+from inputs import KEPT, STEP, Timed, bias_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -80,12 +80,13 @@ class TitansLayer(nn.Module):
         self.read_norm, self.store_norm = nn.RMSNorm(d), nn.RMSNorm(d)
         self.queries, self.keys, self.values = (nn.Linear(d, d, bias=False) for _ in range(3))
         self.gates = nn.Linear(d, 3)
+        nn.init.constant_(self.gates.bias[:1], bias_of(KEPT ** (1 / C)))
         self.start = nn.ParameterDict(self.rule.init_weights(1))
 
     def forward(self, x: Tensor) -> Tensor:
         stored = self.store_norm(x)
         retain, momentum, step = self.gates(stored).sigmoid().unsqueeze(-2).unbind(-1)
-        gates = {"retain": retain, "momentum": momentum, "step_size": step * (2 / x.shape[-1])}
+        gates = {"retain": retain, "momentum": momentum, "step_size": step * (2 * STEP / x.shape[-1])}
         q, k, v = (t.unsqueeze(2) for t in (self.queries(self.read_norm(x)), self.keys(stored), self.values(stored)))
         return self.rule(q, k, v, gates, dict(self.start))[0].squeeze(2)
 

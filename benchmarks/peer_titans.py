@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from inputs import Timed
+from inputs import KEPT, STEP, Timed, bias_of
 from titans_pytorch import NeuralMemory
 
 
@@ -20,6 +20,8 @@ def memory(T: int, d: int, C: int, batched: bool) -> Timed:
         batch_size=C if batched else None,
         momentum=True,
         mem_model_norm_add_residual=False,
+        default_step_transform_max_lr=STEP,
+        init_decay_bias=bias_of(1 - KEPT),
         default_model_kwargs={"depth": 2, "expansion_factor": 2.0},
     )
     x, out = torch.randn(1, T, d), torch.randn(1, T, d)

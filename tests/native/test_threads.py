@@ -20,7 +20,7 @@ from tests.compare import assert_all_close, assert_close
 
 from . import rules
 from .conftest import forget
-from .rules import WIDE, drawn_wide, wide
+from .rules import WIDE, drawn_wide, preset, wide
 
 
 @pytest.fixture
@@ -86,6 +86,20 @@ def test_several_threads_call_at_once() -> None:
         found = list(pool.map(lambda x: values_and_gradients(rule, x), inputs))
     for a, b in zip(found, want):
         assert_all_close(a, b, 0.0)
+
+
+@pytest.mark.usefixtures("optimised", "_threads_as_before")
+@pytest.mark.parametrize("threads", [1, 4])
+def test_subnormal_numbers_are_zero(threads: int) -> None:
+    """In every thread of a call, and in none after it."""
+    torch.set_num_threads(threads)
+    rule = preset("linear_attention")
+    zeros, ones = torch.zeros(1, 5, 6, 4, dtype=torch.float64), torch.ones(1, 5, 6, 4, dtype=torch.float64)
+    for number, expected in ((1e-310, 0.0), (1e-300, 4e-300)):
+        y, _ = rule(ones, zeros, zeros, {}, {"W": torch.full((6, 4, 4), number, dtype=torch.float64)})
+        assert torch.equal(y, torch.full_like(y, expected))
+    small = torch.full((10**6,), 1e-310, dtype=torch.float64)  # large enough for all threads that torch has
+    assert torch.equal((small * 1.0).view(torch.int64), small.view(torch.int64))  # bits: where they are flushed, 1e-310 == 0
 
 
 @pytest.mark.usefixtures("optimised", "_threads_as_before")

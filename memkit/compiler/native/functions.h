@@ -1,6 +1,7 @@
 // Scalar functions of the CPU backend, written so that the loops around them become vector code: for float without
 // branches, tables or calls (a few rare functions call the C library); for double, which serves checks, by the
-// C library throughout. Infinities, zeros, NaN and subnormal numbers go through as in torch: no fast-math needed.
+// C library throughout. Infinities, zeros and NaN go through as in torch: no fast-math needed. So do subnormal numbers, unless the caller
+// has them flushed, as calls of whole rules do.
 //
 // The polynomials and quotients are minimax fits in relative error; the bound of each is given beside it.
 
