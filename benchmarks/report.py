@@ -31,8 +31,8 @@ METHOD = """\
 - C++ is compiled before anything is timed. Runs of many seconds have none before them that does not count.
 - Each side is a process of its own, garbage collected before a run, with as many threads as the machine line says. The peers live in an
   environment of their own, `benchmarks/.venv`, with the versions of `benchmarks/peers.txt`; nothing of theirs is part of memkit.
-- Forward + backward gives the gradients of every input. Inputs are drawn: unit keys and queries, retain from 0.95, momentum to 0.9, step
-  sizes to 0.02.
+- Forward + backward gives the gradients of every input. Inputs are drawn: unit keys and queries, retain from 0.999, momentum to 0.9, step
+  sizes to 0.002.
 - A peer that is given the same inputs must give the same outputs, or the comparison counts as not measured."""
 
 

@@ -25,7 +25,7 @@ from memkit.specs.errors import MemkitError, SpecError
 from memkit.specs.rule import Rule
 
 # Ranges of drawn gates, so that a long sequence stays finite and no memory shrinks to nothing; other gates fill their own range.
-SPANS = {"retain": (0.999, 1.0), "momentum": (0.0, 0.9), "step_size": (0.0, 0.02)}
+SPANS = {"retain": (0.999, 1.0), "momentum": (0.0, 0.9), "step_size": (0.0, 0.002)}
 
 
 class Timing(NamedTuple):
