@@ -140,7 +140,7 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         runtime.started,
         runtime.first_state,
         runtime.cut,
-        runtime.overlapping,
+        runtime.newest,
     ]
     if "history" in graphs:
         call, helpers = (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 LEAST = 1 << 20  # bytes of an array that is worth keeping
-MOST = 1 << 28  # bytes that are kept while no array lies in them
+MOST = 1 << 29  # bytes that are kept while no array lies in them
 PAGE = 1 << 21  # of the large kind
 
 

@@ -33,7 +33,7 @@ from .plans import PLANS
 LARGE = 1 << 22  # bytes of an array that are worth large pages
 BLOCK, WEIGHTS = 8, 1 << 19  # most tokens whose weights exist at once, where they must, and most numbers in these
 LEAST = 4  # such tokens however large their weights are: a team's members share them
-STACKS = 1 << 26  # bytes of states that are all saved; of more, few are, and the others made again
+STACKS = 3 << 25  # bytes of states that are all saved; of more, few are, and the others made again
 DEAR = 1 << 30  # the same where a state takes all of a block's work to make again
 PART = 1 << 23  # bytes of states that are made again at a time: a cache holds these
 FEWEST = 4  # chunks whose states are made again at a time, however large these are: all states are copied twice each time

@@ -20,15 +20,19 @@ def to_chunks(x: Tensor, chunks: int) -> Tensor:
     return x if chunks else x[0]
 
 
-def to_windows(x: Tensor, chunks: int, before: int) -> Tensor:
-    """[B, before + L, H, K] -> [n, B * H, before + L / n, K]: each chunk's tokens with the `before` tokens in front of them."""
-    if not before:
-        return to_chunks(x, chunks)
-    batch, length, heads, width = x.shape
-    size = (length - before) // max(chunks, 1)
-    x = x.unfold(1, size + before, size).permute(1, 0, 2, 4, 3)  # [n, B, H, size + before, K]
-    x = x.reshape(x.shape[0], batch * heads, size + before, width)
-    return x if chunks else x[0]
+def to_windows(past: Tensor, x: Tensor, chunks: int) -> Tensor:
+    """past [B, c - 1, H, K], x [B, L, H, K] -> [n, B * H, c - 1 + L / n, K]: each chunk's tokens with the c - 1 tokens in front of them."""
+    before, own = past.shape[1], to_chunks(x, max(chunks, 1))
+    count, both, size, width = own.shape
+    if count > 1 and before > size:
+        own = torch.cat([past, x], 1).unfold(1, size + before, size).permute(1, 0, 2, 4, 3)  # [n, B, H, c - 1 + size, K]
+        own = own.reshape(count, both, size + before, width)
+    elif before:
+        front = to_chunks(past, 1)
+        if count > 1:  # the last of the chunk before; cheaper to differentiate than `unfold`
+            front = torch.cat([front, own[:-1, :, size - before :]])
+        own = torch.cat([front, own], 2)
+    return own if chunks else own[0]
 
 
 def from_chunks(y: Tensor, batch: int, chunked: bool) -> Tensor:
@@ -72,17 +76,10 @@ def cut(x: Tensor, sizes: list[int]) -> list[Tensor]:
     return list(x.split(sizes, 1)) if len(sizes) > 1 else [x]
 
 
-def overlapping(x: Tensor, sizes: list[int], before: int) -> list[Tensor]:
-    """x [B, before + L, ..] cut into pieces of `sizes` tokens, each with the `before` tokens in front of it; cheap to differentiate."""
-    if not before:
-        return cut(x, sizes)
-    tail, *rest = x.split([before, *sizes], 1)
-    found = []
-    for part in rest:
-        whole = torch.cat([tail, part], 1)
-        found.append(whole)
-        tail = whole[:, whole.shape[1] - before :]
-    return found
+def newest(past: Tensor, x: Tensor) -> Tensor:
+    """The last of the tokens past [B, c - 1, ..] and x [B, L, ..], as many as `past` has."""
+    before, tokens = past.shape[1], x.shape[1]
+    return x[:, tokens - before :] if 0 < before <= tokens else torch.cat([past, x], 1)[:, tokens:] if before else past
 
 
 def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None, several=None):
@@ -96,12 +93,10 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None, 
     """
     batch, tokens, heads = q.shape[:3]
     before, position = rule["window"] - 1, state["position"]
-    keys, values = (torch.cat([state["keys"], k], 1), torch.cat([state["values"], v], 1)) if before else (k, v)
     gates = {n: gates[n] for n in rule["gates"]}
-    seen_k, seen_v = keys, values
+    past = [started(state[name], x, position) for name, x in (("keys", k), ("values", v))]
     if before:
         gates["window_gate"] = in_sequence(gates["window_gate"], position)
-        seen_k, seen_v = (started(x, position, before) for x in (keys, values))
     elif "window_gate" in gates:
         gates["window_gate"] = gates["window_gate"][..., 0]
     carried = [
@@ -119,12 +114,11 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None, 
     else:
         bounds = pieces(tokens, position, rule["chunk"], rule["semantic"])
     sizes = [stop - start for start, stop, _ in bounds]
-    parts = zip(
-        bounds, cut(q, sizes), *(overlapping(x, sizes, before) for x in (seen_k, seen_v)), *(cut(g, sizes) for g in gates.values())
-    )
+    parts = zip(bounds, *(cut(x, sizes) for x in (q, k, v, *gates.values())))
     for (start, stop, chunks), q_part, k_part, v_part, *gate_parts in parts:
-        sequences = [to_chunks(q_part, chunks), *(to_windows(x, chunks, before) for x in (k_part, v_part))]
+        sequences = [to_chunks(q_part, chunks), to_windows(past[0], k_part, chunks), to_windows(past[1], v_part, chunks)]
         sequences += [to_chunks(g, chunks) for g in gate_parts]
+        past = [newest(past[0], k_part), newest(past[1], v_part)]
         if rule["semantic"] and (position + start) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]
         call = (forward or several or resume) if chunks else resume
@@ -133,20 +127,21 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None, 
         if rule["semantic"] and (position + stop) % rule["chunk"] == 0:
             anchor = carried[: len(rule["weights"])]
     y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
-    return y, pack(rule, state, carried, anchor, keys, values, tokens, batch, heads)
+    return y, pack(rule, state, carried, anchor, k, v)
 
 
-def pack(rule, state, carried, anchor, keys, values, tokens, batch, heads):
-    """The state after a call, from the flat list of weights and slots."""
+def pack(rule, state, carried, anchor, k, v):
+    """The state after a call on k [B, T, H, K] and v [B, T, H, V], from the flat list of weights and slots."""
+    batch, tokens, heads = k.shape[:3]
     shaped = [w.reshape(batch, heads, *w.shape[1:]) for w in carried]
-    names, before = rule["weights"], rule["window"] - 1
+    names = rule["weights"]
     slots = iter(shaped[len(names) :])
     return {
         "weights": dict(zip(names, shaped)),
         "slots": {n: {s: next(slots) for s in rule["slots"]} for n in names},
         "anchor": {n: a.reshape(batch, heads, *a.shape[1:]) for n, a in zip(names, anchor)} if rule["semantic"] else {},
-        "keys": keys[:, tokens:] if before else state["keys"],
-        "values": values[:, tokens:] if before else state["values"],
+        "keys": newest(state["keys"], k).clone(),  # no view of what the caller may write to
+        "values": newest(state["values"], v).clone(),
         "position": state["position"] + tokens,
     }
 
@@ -172,14 +167,14 @@ def first_state(rule, weights, q, v):
     }
 
 
-def started(x: Tensor, position: int, before: int) -> Tensor:
-    """x [B, before + T, ..] with the slots before the sequence's start, whose weight is 0, filled by its first token: 0 times its loss
-    is 0."""
-    missing = max(0, before - position)
-    if not missing:
-        return x
-    first = x[:, before - min(position, before) : before - min(position, before) + 1]
-    return torch.cat([first.expand(-1, missing, *x.shape[2:]), x[:, missing:]], 1)
+def started(past: Tensor, x: Tensor, position: int) -> Tensor:
+    """past [B, c - 1, ..] in front of x, with the slots before the sequence's start, whose weight is 0, filled by its first token: 0
+    times its loss is 0."""
+    missing = past.shape[1] - position
+    if missing <= 0:
+        return past
+    first = past[:, missing : missing + 1] if position else x[:, :1]
+    return torch.cat([first.expand(-1, missing, *x.shape[2:]), past[:, missing:]], 1)
 
 
 def in_sequence(gate: Tensor, position: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from memkit.compiler.runtime import from_chunks, in_sequence, pieces, started, to_chunks, to_windows
+from memkit.compiler.runtime import from_chunks, in_sequence, newest, pieces, started, to_chunks, to_windows
 
 BLOCK = 512  # columns of the past handled at a time
 
@@ -22,12 +22,10 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
     """
     batch, tokens, heads = q.shape[:3]
     before, position = rule["window"] - 1, state["position"]
-    keys, values = (torch.cat([seen_keys(state, before), k], 1), torch.cat([state["values"], v], 1)) if before else (k, v)
     gates = {n: gates[n] for n in rule["gates"]}
-    seen_k, seen_v = keys, values
+    behind_k, behind_v = started(seen_keys(state, before), k, position), started(state["values"], v, position)
     if before:
         gates["window_gate"] = in_sequence(gates["window_gate"], position)
-        seen_k, seen_v = (started(x, position, before) for x in (keys, values))
     elif "window_gate" in gates:
         gates["window_gate"] = gates["window_gate"][..., 0]
     carried = [flat(w) for w in (*state["weights"].values(), *(s for own in state["slots"].values() for s in own.values()))]
@@ -42,16 +40,13 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
     base, outputs, lengths = span[0].shape[1], [], []
     for start, stop in chunk_bounds(tokens, position, rule["chunk"], semantic):
         x_q = to_chunks(q[:, start:stop], 0)
-        x_k = to_windows(seen_k[:, start : stop + before], 0, before)
+        own_k, own_v = k[:, start:stop], v[:, start:stop]
+        x_k, x_v = to_windows(behind_k, own_k, 0), to_windows(behind_v, own_v, 0)
+        behind_k, behind_v = newest(behind_k, own_k), newest(behind_v, own_v)
         if semantic and (position + start) % rule["chunk"] == 0:
             anchor, held = [w.view_as(w) for w in carried[:finite]], None  # torch.compile takes no tensor twice
         seen = contributions(rule, history, past, held, x_q, x_k, learned)
-        sequences = [
-            x_q,
-            x_k,
-            to_windows(seen_v[:, start : stop + before], 0, before),
-            *(to_chunks(g[:, start:stop], 0) for g in gates.values()),
-        ]
+        sequences = [x_q, x_k, x_v, *(to_chunks(g[:, start:stop], 0) for g in gates.values())]
         y, *rest = step(*sequences, *carried, *(anchor if semantic else ()), *learned, *seen)
         outputs.append(from_chunks(y, batch, False))
         if semantic and held is None:
@@ -60,7 +55,7 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
         past = [aged(block, left) for block in past] + [(x_k, entries, fresh(x_k, rule["scales"]))]
         past = merged(past)
         lengths.append((start, stop))
-    after = pack_span(rule, state, carried, anchor, past, held, keys, values, lengths, base)
+    after = pack_span(rule, state, carried, anchor, past, held, k, v, lengths, base)
     return torch.cat(outputs, 1), after
 
 
@@ -189,11 +184,10 @@ def spread(rule, blocks, total, places):
     return found
 
 
-def pack_span(rule, state, carried, anchor, past, held, keys, values, lengths, base):
-    """The state after a call; columns of window tokens that several chunks looked at are added up."""
-    batch, _, heads = keys.shape[:3]
-    before, names, device = rule["window"] - 1, rule["weights"], keys.device
-    tokens = lengths[-1][1]
+def pack_span(rule, state, carried, anchor, past, held, k, v, lengths, base):
+    """The state after a call on k, v [B, T, H, ..]; columns of window tokens that several chunks looked at are added up."""
+    batch, tokens, heads = k.shape[:3]
+    before, names, device = rule["window"] - 1, rule["weights"], k.device
     place = [torch.arange(base, device=device)] + [torch.arange(base + lo - before, base + hi, device=device) for lo, hi in lengths]
     place = torch.cat(place).clamp_min(0)  # tokens before the sequence's start have entries of 0
     total = base + tokens
@@ -202,7 +196,7 @@ def pack_span(rule, state, carried, anchor, past, held, keys, values, lengths, b
         return x.reshape(batch, heads, *x.shape[1:])
 
     def nothing(width):
-        return keys.new_zeros(batch, heads, width, total)
+        return k.new_zeros(batch, heads, width, total)
 
     now = spread(rule, past, total, place)
     infinite = {n: shaped(s[0]) for n, s in now.items()}
@@ -215,13 +209,13 @@ def pack_span(rule, state, carried, anchor, past, held, keys, values, lengths, b
             then = spread(rule, held or [], total, place)
             infinite_anchor = {n: nothing(rule["infinite"][n]) if s[0] is None else shaped(s[0]) for n, s in then.items()}
     slots = iter(shaped(w) for w in carried[len(names) :])
-    all_keys = torch.cat([state["span"][0], keys[:, keys.shape[1] - tokens :]], 1)
+    all_keys = torch.cat([state["span"][0], k], 1)
     return {
         "weights": {n: shaped(w) for n, w in zip(names, carried)},
         "slots": {n: {s: next(slots) for s in rule["slots"]} for n in names},
         "anchor": {n: shaped(a) for n, a in zip(names, anchor)} if rule["semantic"] else {},
-        "keys": torch.cat([state["keys"], keys[:, before:]], 1)[:, tokens:] if before else state["keys"],
-        "values": values[:, tokens:] if before else state["values"],
+        "keys": newest(state["keys"], k).clone(),
+        "values": newest(state["values"], v).clone(),
         "position": state["position"] + tokens,
         "span": (all_keys, infinite, infinite_slots, infinite_anchor),
     }

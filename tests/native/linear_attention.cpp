@@ -45,7 +45,7 @@ static void chunks_head(
         }
         // einsum [g, t, s]
         real* const einsum = mine + 0;
-        product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum + part(LT, member, members) * 64, 64, 1, 0, room);
+        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, q_2 + exact_part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum + exact_part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
         real* const neg_2 = own + 256;
         team.wait();
@@ -131,7 +131,7 @@ static void chunks_saving_head(
         product(4, LT, 4, W_2, 4, 1, q_2, 1, 4, einsum, 1, 4, 0, room);
         // einsum [g, t, s]
         real* const einsum_2 = mine + 0;
-        product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + part(LT, member, members) * 64, 64, 1, 0, room);
+        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, q_2 + exact_part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + exact_part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
         real* const neg_2 = own + 256;
         team.wait();
@@ -196,7 +196,7 @@ static void chunks_backward_head(
         real* const kept_3 = values_out + n * (4 * LT * G);
         // einsum [g, t, s]
         real* const einsum = mine + 0;
-        product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, grad_out0 + part(LT, member, members) * 4, 4, 1, values_2, 1, 4, einsum + part(LT, member, members) * 64, 64, 1, 0, room);
+        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, grad_out0 + exact_part(LT, member, members) * 4, 4, 1, values_2, 1, 4, einsum + exact_part(LT, member, members) * 64, 64, 1, 0, room);
         // mul [g, t, s]
         real* const mul = own + 0;
         team.wait();
@@ -240,7 +240,7 @@ static void chunks_backward_head(
         // einsum [g, t, s]
         real* const einsum_3 = mine + 0;
         team.wait();
-        product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_3 + part(LT, member, members) * 64, 64, 1, 0, room);
+        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, q_2 + exact_part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_3 + exact_part(LT, member, members) * 64, 64, 1, 0, room);
         // mul [g, t, s]
         real* const mul_2 = own + 0;
         team.wait();
@@ -334,7 +334,7 @@ static void chunks_thin_head(
         }
         // einsum [g, t, s]
         real* const einsum_2 = mine + 0;
-        product((part(LT, member + 1, members) - part(LT, member, members)), LT, 4, q_2 + part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + part(LT, member, members) * 64, 64, 1, 0, room);
+        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, q_2 + exact_part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + exact_part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
         real* const neg_2 = own + 512;
         team.wait();

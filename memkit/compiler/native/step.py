@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .text import Function
 
 BLOCK = 4096  # numbers of a large value that are made at a time
-FAR = 256  # numbers between two entries of an axis that threads may share anywhere: no vector, and no line of the cache, holds both
+FAR = 16  # numbers between two entries of an axis that threads may share anywhere: no vector, and no line of the cache, holds both
 ROWS = 64  # from this length on, an axis is split before those behind it, whose entries lie closer together
 SMALL = 2048  # what it takes to make a value that is not worth sharing, in entries that are written
 ALONE = 4000  # the same where sharing it would mean a wait, as it lacks the axis that a team shares: each member makes all of it
@@ -53,14 +53,19 @@ class Step:
 
     # ---- indices
 
-    def in_blocks(self) -> str:
-        """The loop that makes a large value a few rows at a time, so that its terms meet in the nearest cache; "" for a small one."""
+    def in_blocks(self, products: Sequence[Node], terms: int) -> str:
+        """The loop that makes a large value a few rows at a time, so that its terms, these products among them, meet in the nearest
+        cache; "" for a small one, and where every block would read more again than that spares."""
         if not self.split:
             return ""
         axis, most = self.f.own(self.node)[0], self.f.most(self.node)
         rest = prod(most[a] for a in self.f.own(self.node) if a != axis)
         count = max(16, BLOCK // rest // 16 * 16)
         if most[axis] * rest < 2 * BLOCK or 2 * count > most[axis]:
+            return ""
+        whole = [x for p in products for x in p.args if axis not in x.axes]
+        again = sum(prod(self.f.most(x)[a] for a in self.f.own(x)) for x in whole) * (most[axis] // count - 1)
+        if again > 2 * (terms - 1) * most[axis] * rest:  # which would be read and written once more for each term
             return ""
         first, last = self.part(axis)
         start = self.f.names.new(f"{axis}_first")

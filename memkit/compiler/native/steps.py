@@ -65,7 +65,8 @@ def _chain(f: Function, node: Node, chosen: Choice, each: int) -> None:
         return
     parted = {f.places[p].axis for p in chain.products if p in f.places}
     made = Step(f, node, each, unsplit=tuple(parted))
-    block = made.in_blocks() if not parted and (chain.rest or len(chain.products) > 1) else ""
+    count = len(chain.products) + bool(chain.rest)
+    block = made.in_blocks(chain.products, count) if not parted and count > 1 else ""
     if chain.rest:
         made.add(write_entries(made, chain.rest))
     _products(made, chain.products, "1" if chain.rest else "", () if chain.rest else node.attrs.get("symmetric", ()))
