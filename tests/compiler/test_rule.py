@@ -121,3 +121,16 @@ def test_states_are_interchangeable(name: str, cut: int) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_precision(name: str, dtype: torch.dtype) -> None:
     laws.check_precision(make, ReferenceRule, small(name), dtype)
+
+
+@pytest.mark.parametrize("name", ["swla", "omeganet", "swdt"])
+def test_the_state_is_no_view_of_what_came_in(name: str) -> None:
+    """A caller may write the next tokens into the same memory."""
+    rule = make(small(name), 4, 4)
+    inputs = draw(rule, B=1, T=9, H=1)
+    with torch.no_grad():
+        _, state = inputs.run(rule)
+        keys, values = state.keys.clone(), state.values.clone()
+        inputs.k.zero_()
+        inputs.v.zero_()
+    assert keys.numel() and torch.equal(state.keys, keys) and torch.equal(state.values, values)

@@ -68,6 +68,17 @@ def test_products_of_a_window_are_made_where_they_are_added(case: str) -> None:
 
 
 @pytest.mark.without_compiler
+def test_no_block_reads_a_wide_state_again() -> None:
+    """Products with a state of 2,145 features are made at once; small ones, to which others are added, a few rows at a time."""
+    rule = memkit.compile("omeganet", key_dim=64, value_dim=64, backend="native", overrides={"window.size": 16, "update.chunk_size": 64})
+    assert isinstance(rule, NativeRule)
+    text = rule.native.module.unit("chunks_saving").partition("// along n")[2].partition("\n    }\n")[0]
+    calls = [call for call in re.findall(r"product\((.*)\);", text) if "2145" in call]
+    assert len(calls) >= 3 and not any("_first" in call for call in calls), calls
+    assert re.search(r"product\(64, fewer\(64, .*W2_next \+ e_first", text), "blocks of a state that is small enough for them"
+
+
+@pytest.mark.without_compiler
 def test_room_is_as_large_as_emitted_code_takes_it_for() -> None:
     """And the sum of more matrices read across their rows than are copied leaves the others where they lie."""
     text = (Path(step.__file__).parent / "products.cpp").read_text(encoding="utf-8")
