@@ -53,7 +53,8 @@ def titans(b: Bench, s: Section) -> None:
 TITANS_NOTES = (
     "One head, hidden width 2 d, momentum, decay, no residual. Both sides take x [1, T, d] through a norm, three projections and the "
     "gates' projections to y, and give the gradients of x and of all parameters. memkit's gates differ at every token; there, decay "
-    "and momentum are one a chunk. The biases of both are such that 99.9 % of the memory outlast a chunk.",
+    "and momentum are one a chunk. The biases of both are such that 99.9 % of the memory outlast a chunk, and the largest "
+    "step is the same.",
     "batch_size = chunk_size takes each gradient at the chunk's start, as memkit does. The default takes all of them at the first "
     "weights: a weaker function, without the loop over chunks.",
     "The last column is what the matrix products that memkit's forward and backward need would take alone, at the rate of torch.bmm on "

@@ -79,7 +79,9 @@ def cut(x: Tensor, sizes: list[int]) -> list[Tensor]:
 def newest(past: Tensor, x: Tensor) -> Tensor:
     """The last of the tokens past [B, c - 1, ..] and x [B, L, ..], as many as `past` has."""
     before, tokens = past.shape[1], x.shape[1]
-    return x[:, tokens - before :] if 0 < before <= tokens else torch.cat([past, x], 1)[:, tokens:] if before else past
+    if not before:
+        return past
+    return x[:, tokens - before :] if before <= tokens else torch.cat([past, x], 1)[:, tokens:]
 
 
 def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None, several=None):

@@ -62,6 +62,8 @@ def run_span(step, history, rule, q, k, v, gates, params, state):
 def seen_keys(state, before):
     """The `before` keys in front of a call, taken from the span where it holds them, so that a key's gradient has one way back however
     calls are cut."""
+    if not before:
+        return state["keys"]
     span = state["span"][0]
     known = min(before, span.shape[1])
     return torch.cat([state["keys"][:, : before - known], span[:, span.shape[1] - known :]], 1)

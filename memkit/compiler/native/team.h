@@ -106,7 +106,7 @@ struct Scratch {
     real* data() const { return block->data; }
 };
 
-// While one lives, its thread takes numbers below the smallest normal one for 0. A processor may need a hundred cycles for each of them, and
+// While one lives, its thread takes numbers below the smallest normal one for 0. Many processors take far longer for each of them, and
 // memory that forgets is full of them.
 class FlushSubnormals {
 #if defined(__SSE2__)
