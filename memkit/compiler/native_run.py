@@ -217,7 +217,7 @@ def call(native: Native, name: str, sizes: Sizes, given: Mapping[str, Tensor], r
     """Run one function on contiguous tensors by name; it writes `results`."""
     launch = Launch(native, name, next(iter(given.values())).dtype)
     launch.ask_for_large_pages(results.values())
-    launch(sizes, *({n: x.data_ptr() for n, x in group.items()} for group in (given, results)))
+    launch(sizes, *(Places(group).at(0) for group in (given, results)))
 
 
 class Launch:
@@ -240,9 +240,14 @@ class Launch:
             raise MemoryError(f"no memory for the scratch of {self.name}")
 
 
-def addresses(arrays: Mapping[str, Tensor], first: int, stepped: Container[str]) -> dict[str, int]:
-    """Where arrays begin; those of `stepped`, which have an entry for every chunk or part, at their entry `first`."""
-    return {n: x.data_ptr() + (first * x.stride(0) * x.element_size() if n in stepped else 0) for n, x in arrays.items()}
+class Places:
+    """Where arrays begin, and those of `stepped`, which have an entry for every chunk or part, at any entry."""
+
+    def __init__(self, arrays: Mapping[str, Tensor], stepped: Container[str] = ()) -> None:
+        self.all = {n: (x.data_ptr(), x.stride(0) * x.element_size() if n in stepped else 0) for n, x in arrays.items()}
+
+    def at(self, entry: int) -> dict[str, int]:
+        return {n: start + entry * step for n, (start, step) in self.all.items()}
 
 
 def shapes(native: Native, name: str, sizes: Sizes, like: Tensor) -> list[Tensor]:
@@ -290,10 +295,10 @@ def _thin(native: Native, base: str, sizes: Sizes, inputs: list[Tensor]) -> list
     for state, rows in kept.items():
         rows[0] = given[state]
     parts = native.parts(base, sizes, like.element_size())
+    read, wrote, states = Places(given, sequences), Places(results, of_chunks), Places(kept, kept)
     for i, (first, last) in enumerate(parts):
-        part = addresses(given, first, sequences) | addresses(kept, i, kept)
-        into = addresses(results, first, of_chunks) | (addresses(kept, i + 1, kept) if i + 1 < len(parts) else {})
-        launch((last - first, G, LT), part, into)
+        into = wrote.at(first) | (states.at(i + 1) if i + 1 < len(parts) else {})
+        launch((last - first, G, LT), read.at(first) | states.at(i), into)
     return [*results.values(), *kept.values()]
 
 
@@ -307,25 +312,23 @@ def _thin_backward(native: Native, base: str, sizes: Sizes, inputs: list[Tensor]
     stepped = {*native.sequences(base), "grad_y", *(n for n in given if n.startswith("saved_"))}
     results = empty(back, sizes, like)
     once = [n for n in results if n not in of_chunks]
-    into = [results, {**results, **{n: torch.empty_like(results[n]) for n in once}}]  # a part reads what the one before wrote
+    both = [results, {**results, **{n: torch.empty_like(results[n]) for n in once}}]  # a part reads what the one before wrote
     parts = native.parts(base, sizes, like.element_size())
     room = empty(module.functions[f"{base}_states"], (parts[0][1], G, LT), like)
     remake, pull = Launch(native, f"{base}_states", like.dtype), Launch(native, back.name, like.dtype)
     pull.ask_for_large_pages([*results.values(), *room.values()])
     sums: dict[str, Tensor] = {}
+    read, states, into, own = Places(given, stepped), Places(kept, kept), [Places(x, of_chunks) for x in both], Places(room).at(0)
+    zeros = {n: torch.zeros_like(given[f"grad_{n}"]) for n in kept if n not in results}
+    behind: dict[str, int] = {}  # gradients of the states that a part leaves
     for turn, (i, (first, last)) in enumerate(reversed(list(enumerate(parts)))):
-        part = addresses(given, first, stepped) | addresses(kept, i, kept)
-        own, wrote = addresses(room, 0, ()), into[turn % 2]
+        part, wrote = read.at(first) | states.at(i) | behind, both[turn % 2]
         remake((last - first, G, LT), part, own)
-        pull((last - first, G, LT), part | own, addresses(wrote, first, of_chunks))
+        pull((last - first, G, LT), part | own, into[turn % 2].at(first))
         for n in once:
-            if n in kept:
-                given[f"grad_{n}"] = wrote[n]
-            else:
+            if n not in kept:
                 sums[n] = sums[n] + wrote[n] if n in sums else wrote[n].clone()
-        for state in kept:
-            if state not in results:
-                given[f"grad_{state}"] = torch.zeros_like(given[f"grad_{state}"])
+        behind = {f"grad_{n}": (wrote[n] if n in results else zeros[n]).data_ptr() for n in kept}
     return list((results | {n: wrote[n] for n in once} | sums).values())
 
 

@@ -17,6 +17,8 @@ from memkit.compiler.kernels.functions import COSTLY
 from memkit.compiler.simplify import uniform
 from memkit.compiler.symmetric import is_symmetric
 
+from .families import relatives
+
 OFTEN = 2  # times that a GATHER reads an entry before its operand is kept
 HEAVY = 12  # reads after which a value is kept however seldom it is used
 
@@ -134,6 +136,7 @@ def chosen(graph: Graph, results: Iterable[Node]) -> Choice:
             found.roots.add(node)
         if is_product(node) or node.op is Op.SCAN or _repeats(node):
             found.roots |= {x for x in map(operand, node.args) if x.op not in keep.PLACED}
+    found.roots |= relatives(nodes, found.roots)
     found.roots |= _heavy(graph, found.roots | absorbed | members, users)
     return found
 

@@ -311,6 +311,24 @@ void dot_rows(const Problem& p, const real* s, real* C) {
     }
 }
 
+// Several sums at a time: each waits for the one before it.
+real inner_product(long rows, long columns, const real* a, long a_row, const real* b, long b_row) {
+    constexpr int Q = 8;
+    vec sum[Q];
+    UNROLL for (int q = 0; q < Q; q++) sum[q] = vec{};
+    real rest = 0;
+    for (long i = 0; i < rows; i++, a += a_row, b += b_row) {
+        long j = 0;
+        for (; j + Q * W <= columns; j += Q * W)
+            UNROLL for (int q = 0; q < Q; q++) sum[q] += load(a + j + q * W) * load(b + j + q * W);
+        for (; j + W <= columns; j += W) sum[0] += load(a + j) * load(b + j);
+        for (; j < columns; j++) rest += a[j] * b[j];
+    }
+    UNROLL for (int q = 1; q < Q; q++) sum[0] += sum[q];
+    for (long j = 0; j < W; j++) rest += sum[0][j];
+    return rest;
+}
+
 // The product for few rows when V has unit stride along k. Rows of S that have not are copied.
 void along_depth(Problem p, real* room) {
     static constexpr decltype(&dot_rows<1>) dots[] = {dot_rows<1>, dot_rows<2>, dot_rows<3>, dot_rows<4>};
@@ -407,6 +425,12 @@ void product_upper(long M, long N, long K, const real* A, long am, long ak, cons
                    int add, real* room) {
     product_half(M, N, K, A, am, ak, B, bk, bn, C, cm, cn, add, room);
     cn == 1 ? mirror(N, C, cm, cn) : mirror(N, C, cn, cm);
+}
+
+// The sum of a[i, j] * b[i, j] for i < rows and j < columns, both with unit stride along j.
+real inner(long rows, long columns, const real* a, long a_row, const real* b, long b_row) {
+    if (a_row == columns && b_row == columns) columns *= rows, rows = 1;
+    return inner_product(rows, columns, a, a_row, b, b_row);
 }
 
 // to[i * to_row + j] = from[j * from_row + i] for j < rows and i < columns.

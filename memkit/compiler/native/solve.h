@@ -19,6 +19,8 @@ void product_half(long M, long N, long K, const real* A, long am, long ak, const
                   int add, real* room);  // of which the entries above the diagonal will do, as more is added
 // to[i, j] = from[j, i], j < rows, i < columns
 void turned(long rows, long columns, const real* from, long from_row, real* to, long to_row);
+// the sum of a[i, j] b[i, j], i < rows, j < columns
+real inner(long rows, long columns, const real* a, long a_row, const real* b, long b_row);
 long product_room(void);
 }
 

@@ -14,20 +14,24 @@ from memkit.specs.errors import KernelError
 
 from .choice import Chain, Choice
 from .entries import Entries, Index, Nest, View, last, plus, times
+from .inner import inner, is_inner
 from .parts import Parts, apart, in_parts, is_max, terms
 from .products import Product, product_of
 from .step import Step
-from .stretches import indexing, stretched, write_entries
+from .stretches import indexing, stretched, write_all, write_entries
 from .zeros import ANYWHERE, ENDLESS, strip
 
 if TYPE_CHECKING:
     from .text import Function
 
 
-def step(f: Function, node: Node, chosen: Choice) -> None:
-    """The step that makes `node`."""
+def step(f: Function, nodes: Sequence[Node], chosen: Choice) -> None:
+    """The step that makes a value, or several functions of another."""
+    *others, node = nodes
     each = work(f, node, chosen)
-    if terms(node, chosen) is not None:
+    if others:
+        _together(f, nodes)
+    elif terms(node, chosen) is not None:
         _chain(f, node, chosen, each)
     elif node.op is Op.DECAY:
         _decay(f, node)
@@ -38,9 +42,21 @@ def step(f: Function, node: Node, chosen: Choice) -> None:
     elif keep.contracted(node):
         _summed(f, node, each)
     else:
-        made = Step(f, node)
-        made.add(write_entries(made, [node]))
-        made.done()
+        _together(f, nodes)
+
+
+def _together(f: Function, nodes: Sequence[Node]) -> None:
+    """Values made entry by entry: in the same loops, where a team shares these in the same way."""
+    steps = [Step(f, node) for node in nodes]
+    if any((x.split, x.owner, x.alone) != (steps[0].split, steps[0].owner, steps[0].alone) for x in steps):
+        for made, node in zip(steps, nodes, strict=True):
+            made.add(write_entries(made, [node]))
+            made.done()
+        return
+    made, *others = steps
+    made.writes += [(x.out.memory, x.share) for x in others]
+    made.add(write_entries(made, nodes[:1]) if not others else write_all(steps))
+    made.done()
 
 
 def work(f: Function, node: Node, chosen: Choice) -> int:
@@ -186,6 +202,9 @@ def _sum(made: Step, nodes: Sequence[Node], begun: str = "") -> None:
     largest = is_max(node)
     along = bool(own) and widest.axes[-1] == own[-1] and not largest
     nest = Nest()
+    if is_inner(f, node):
+        made.add(inner(made, node, sizes))
+        return
     if along:
         made.add(write_entries(made, []))
         made.add(stretched(made, [*own[:-1], *gone, own[-1]], indexing(f, [node], own[-1]), partial(_summand, made, node), sizes))

@@ -148,3 +148,18 @@ def write_entries(made: Step, terms: Sequence[Node]) -> list[str]:
         nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {text};")
 
     return stretched(made, axes, indexing(f, terms, axes[-1]) if axes else [], write)
+
+
+def write_all(steps: Sequence[Step]) -> list[str]:
+    """Loops that write the values of several steps over the same entries, all made before one is stored: what they share is made once."""
+    first, nodes = steps[0], [x.node for x in steps]
+    axes = first.f.own(first.node)
+
+    def write(nest: Nest, at: dict[str, Index], entries: Entries) -> None:
+        names = [first.f.names.new("made") for _ in nodes]
+        for name, node in zip(names, nodes, strict=True):
+            nest.lines[-1].append(f"const real {name} = {MAKERS[node.op](entries, node, at).text};")
+        for name, made in zip(names, steps, strict=True):
+            nest.lines[-1].append(f"{made.out.pointer}[{made.out.offset(at)}] = {name};")
+
+    return stretched(first, axes, indexing(first.f, nodes, axes[-1]), write)

@@ -11,7 +11,7 @@ from memkit.compiler.kernels.layout import settled
 from memkit.compiler.kernels.lengths import Length, Lengths, lengths, shape
 from memkit.compiler.kernels.memory import packed
 
-from . import choice, loops, runs, steps
+from . import choice, families, loops, runs, steps
 from .arena import Arena, Memory, Share, Waits
 from .choice import Choice
 from .entries import Entries, Index, Nest, View, flat, plus, times
@@ -210,7 +210,7 @@ class Function:
         roots = self.choices[graph].roots
         items = [n for n in graph.nodes() if n in roots or n.op is Op.SCAN]
         reads = {n: keep.scan_reads(n, roots) if n.op is Op.SCAN else keep.reads(n, roots) for n in items}
-        return runs.gathered(self, items, reads, roots), reads
+        return runs.gathered(self, families.gathered(items), reads, roots), reads
 
     def adopt(self, graph: Graph) -> None:
         """What a result is only another name of is made where the result lies."""
@@ -234,6 +234,7 @@ class Function:
         outer, self.read = self.read, {keep.source(r) for n in items if n not in self.adopted for r in reads[n].all}
         found = runs.runs(self, items, chosen.roots)
         self.private |= private(self, items, reads, chosen)
+        together: list[Node] = []
         for i, node in enumerate(items):
             run = found.get(i)
             if self.open.sums:
@@ -249,7 +250,11 @@ class Function:
                     if self.run is None or self.views[node].memory.space == "mine":
                         mine[node] = self.views[node].memory
                 placed = self.views[node]
-                steps.step(self, node, chosen)
+                together.append(node)
+                following = [n for n in items[i + 1 : i + 2] if self.run is None and i + 1 not in found and n not in self.adopted]
+                if not families.go_on(node, following):
+                    steps.step(self, together, chosen)
+                    together = []
                 if self.views[node] is not placed:  # each member has one for itself
                     mine[node] = self.views[node].memory
             if self.run is not None and self.run.over(i):
@@ -282,3 +287,4 @@ class Function:
         if self.waits.needed(reads, writes):
             self.barrier()
         self.waits.note(reads, writes)
+
