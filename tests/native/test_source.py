@@ -187,7 +187,9 @@ def test_constants_are_written_as_cpp_has_them() -> None:
 @pytest.mark.without_compiler
 def test_related_functions_are_made_in_one_loop() -> None:
     """A gelu and its slope share most of what they take: where both of a value are wanted, neither is made alone, or twice."""
-    functions = memkit.compile("titans", key_dim=64, value_dim=64, backend="native").native.module.functions
+    rule = memkit.compile("titans", key_dim=64, value_dim=64, backend="native")
+    assert isinstance(rule, NativeRule)
+    functions = rule.native.module.functions
     for name, several in {"chunks_thin": 1, "chunks_states": 1, "chunks_backward": 2}.items():
         made = re.findall(r"const real \w+ = fn_(gelu\w*)\((.*)\);\n", functions[name].text)
         assert {x for _, x in made if (("gelu", x) in made) != (("gelu_slope", x) in made)} == set(), made
