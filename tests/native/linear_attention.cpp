@@ -380,16 +380,15 @@ static void chunks_states_head(
             }
         }
     }
-    real* const W_slots = mine + 0;
     team.wait();
     // along n: W
-    for (long n_step = 0; n_step < N; ++n_step) {
+    for (long n_step = 0; n_step < N - 1; ++n_step) {
         const long n = n_step;
         const real* const q_2 = q + n * (4 * LT * G);
         const real* const keys_2 = keys + n * (4 * LT * G);
         const real* const values_2 = values + n * (4 * LT * G);
         const real* const W_2 = saved_0_out + n * (16 * G);
-        real* const W_next = n_step + 1 < N ? saved_0_out + (n + 1) * (16 * G) : W_slots;
+        real* const W_next = saved_0_out + (n + 1) * (16 * G);
         // neg [g, s, v]
         real* const neg = own + 0;
         for (long s = 0; s < LT; ++s) {
@@ -412,7 +411,7 @@ static void chunks_states_head(
 }
 
 extern "C" int chunks_states(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 16, product_room() + 256,
+    return for_heads(G, threads, 0, product_room() + 256,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_states_head(in, out, N, G, LT, g, mine, room, team, member);
         });

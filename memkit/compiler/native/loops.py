@@ -31,17 +31,19 @@ def loop(f: Function, scan: Node) -> dict[Node, Memory]:
             f.views[get] = f.scratch(get)
             if f.views[get].memory.space == "mine":
                 found[get] = f.views[get].memory
+    idle = scan.attrs["save"] and all(index >= len(body.results) for index in gets)
+    turns = f"{count} - 1" if idle else count  # what the last would make, nobody reads
     items, reads = f.items(body)
     gone = [i for i in range(k) if _stack(f, scan, i) is None]  # the others' old values are all kept
     items, still = in_place(items, reads, [(body.params[i], body.results[i]) for i in gone], sums(f, items, f.choices[body]))
     f.private |= private(f, items, reads, f.choices[body], body.params[:k])
-    rounds = [_Carry(f, scan, i, i in {gone[j] for j in still}) for i in range(k)]
+    rounds = [_Carry(f, scan, i, i in {gone[j] for j in still}, idle) for i in range(k)]
     if f.waits:
         f.barrier()
     step, at = f.names.new(f"{axis}_step"), f.names.new(axis)
     order = "backwards along" if scan.attrs["reverse"] else "along"
     f.line(f"// {order} {axis}: {', '.join(p.attrs['name'] for p in body.params[:k])}")
-    f.line(f"for (long {step} = 0; {step} < {count}; ++{step}) {{")
+    f.line(f"for (long {step} = 0; {step} < {turns}; ++{step}) {{")
     f.depth += 1
     f.line(f"const long {at} = {f'{count} - 1 - {step}' if scan.attrs['reverse'] else step};")
     for param, outer in zip(body.params[k:], scan.args[k:], strict=True):
@@ -82,9 +84,10 @@ def _stack(f: Function, scan: Node, i: int) -> View | None:
 class _Carry:
     """One value that goes round a loop: where an iteration finds it and where it leaves it."""
 
-    def __init__(self, f: Function, scan: Node, i: int, still: bool) -> None:
+    def __init__(self, f: Function, scan: Node, i: int, still: bool, idle: bool) -> None:
+        """still: it is overwritten where it lies. idle: the last iteration, which would only make the final value, is left out."""
         assert scan.body is not None
-        self.f, self.scan, self.i, self.still = f, scan, i, still
+        self.f, self.scan, self.i, self.still, self.idle = f, scan, i, still, idle
         self.param, self.result = scan.body.params[i], scan.body.results[i]
         self.axis, self.reverse = scan.attrs["axis"], scan.attrs["reverse"]
         self.final, self.saved = f.gets.get(scan, {}).get(i), _stack(f, scan, i)
@@ -104,7 +107,7 @@ class _Carry:
             first = "0" if not self.reverse else f"({f.length[scan.args[scan.attrs['carries']]][self.axis].text} - 1)"
             self._copy(self.saved.at(self.axis, first))
             fits = self.final is not None and dict(f.views[self.final].strides) == self.strides
-            self.last = f.views[self.final].pointer if fits else self._room(1)  # type: ignore[index]
+            self.last = "" if idle else f.views[self.final].pointer if fits else self._room(1)  # type: ignore[index]
         elif still:
             self.slots = self._room(1) if self.private or not self.direct else self.direct
             self._copy(self._slot())
@@ -156,7 +159,8 @@ class _Carry:
             stride = self.saved.strides[self.axis]
             here = plus(self.saved.pointer, times(at, stride))
             following = f"({at} {'-' if self.reverse else '+'} 1)"
-            there = f"{step} + 1 < {count} ? {plus(self.saved.pointer, times(following, stride))} : {self.last}"
+            there = plus(self.saved.pointer, times(following, stride))
+            there = there if self.idle else f"{step} + 1 < {count} ? {there} : {self.last}"
         else:
             slot = f"{self.slots} + {step} % 2 * {self.size}"
             here = f"{step} ? {slot} : {self.start}" if self.start else slot
