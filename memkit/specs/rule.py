@@ -100,7 +100,7 @@ class Rule:
     def init_state(self, batch: int, weights: Weights, like: Tensor) -> MemoryState:
         """The state before the first token: the given weights for every row of the batch, zero slots, an empty window."""
         heads, c = like.shape[2], self.spec.window.size
-        start = {n: weights[n].to(like).expand(batch, *weights[n].shape) for n in self.shapes}
+        start = {n: _for_rows(weights[n].to(like), batch) for n in self.shapes}
         slots = {n: {s: t.to(w) for s, t in self.spec.optimizer.init(w).items()} for n, w in start.items()}
         chunked = self.spec.update.grad_at == "chunk"
         keys = like.new_zeros(batch, c - 1, heads, self.key_dim)
@@ -292,6 +292,11 @@ class Rule:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """No automatic change of types; the meta device knows none."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def _for_rows(w: Tensor, batch: int) -> Tensor:
+    """w [H, ..] for every row of a batch: a view, as its gradient is where there is one row."""
+    return w[None] if batch == 1 else w.expand(batch, *w.shape)
 
 
 def _described(t: object) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def loop(f: Function, scan: Node) -> dict[Node, Memory]:
     """Write the loop. Returns the scratch memory of its results, by GET node."""
     assert scan.body is not None
-    body, k, m, axis = scan.body, scan.attrs["carries"], scan.attrs["slices"], scan.attrs["axis"]
+    body, k, axis = scan.body, scan.attrs["carries"], scan.attrs["axis"]
     gets, count = f.gets.get(scan, {}), f.length[scan.args[k]][axis].text
     found: dict[Node, Memory] = {}
     for get in gets.values():
@@ -46,15 +46,7 @@ def loop(f: Function, scan: Node) -> dict[Node, Memory]:
     f.line(f"for (long {step} = 0; {step} < {turns}; ++{step}) {{")
     f.depth += 1
     f.line(f"const long {at} = {f'{count} - 1 - {step}' if scan.attrs['reverse'] else step};")
-    for param, outer in zip(body.params[k:], scan.args[k:], strict=True):
-        view = f.view(outer)
-        assert view is not None
-        if param in body.params[k : k + m]:
-            name = f.names.new(param.attrs["name"])
-            moved = view.at(axis, at)
-            f.line(f"const real* const {name} = {moved.pointer};")
-            view = View(name, moved.strides, moved.memory)
-        f.views[param] = view
+    _inputs(f, scan, at)
     for carry in rounds:
         carry.turn(step, at, count)
     for i, result in enumerate(body.results[k:], k):
@@ -72,6 +64,21 @@ def loop(f: Function, scan: Node) -> dict[Node, Memory]:
     for carry in rounds:
         carry.finish()
     return found
+
+
+def _inputs(f: Function, scan: Node, at: str) -> None:
+    """Where an iteration finds its slices, and what is the same for all."""
+    assert scan.body is not None
+    k, m = scan.attrs["carries"], scan.attrs["slices"]
+    for i, (param, outer) in enumerate(zip(scan.body.params[k:], scan.args[k:], strict=True)):
+        view = f.view(outer)
+        assert view is not None
+        if i < m:
+            name = f.names.new(param.attrs["name"])
+            moved = view.at(scan.attrs["axis"], at)
+            f.line(f"const real* const {name} = {moved.pointer};")
+            view = View(name, moved.strides, moved.memory)
+        f.views[param] = view
 
 
 def _stack(f: Function, scan: Node, i: int) -> View | None:
