@@ -28,10 +28,11 @@ def to_windows(past: Tensor, x: Tensor, chunks: int) -> Tensor:
         own = torch.cat([past, x], 1).unfold(1, size + before, size).permute(1, 0, 2, 4, 3)  # [n, B, H, c - 1 + size, K]
         own = own.reshape(count, both, size + before, width)
     elif before:
-        front = to_chunks(past, 1)
-        if count > 1:  # the last of the chunk before; cheaper to differentiate than `unfold`
-            front = torch.cat([front, own[:-1, :, size - before :]])
-        own = torch.cat([front, own], 2)
+        parts = [to_chunks(past, 1), own]
+        if count > 1:  # the last of the chunk before; a split is cheaper to differentiate than a slice, and than `unfold`
+            first, last = own.split([size - before, before], 2)
+            parts = [torch.cat([parts[0], last[:-1]]), first, last]
+        own = torch.cat(parts, 2)
     return own if chunks else own[0]
 
 
@@ -175,7 +176,9 @@ def started(past: Tensor, x: Tensor, position: int) -> Tensor:
     missing = past.shape[1] - position
     if missing <= 0:
         return past
-    first = past[:, missing : missing + 1] if position else x[:, :1]
+    if not position:
+        return x[:, :1].expand(-1, missing, *x.shape[2:])
+    first = past[:, missing : missing + 1]
     return torch.cat([first.expand(-1, missing, *x.shape[2:]), past[:, missing:]], 1)
 
 
@@ -184,6 +187,5 @@ def in_sequence(gate: Tensor, position: int) -> Tensor:
     tokens, size = gate.shape[1], gate.shape[-1]
     if position >= size - 1:
         return gate
-    token = torch.arange(position, position + tokens, device=gate.device)
-    slot = torch.arange(1 - size, 1, device=gate.device)
-    return torch.where((token[:, None] + slot >= 0)[:, None, :], gate, torch.zeros((), dtype=gate.dtype, device=gate.device))
+    token = torch.arange(position + 1 - size, position + tokens, device=gate.device)
+    return gate.masked_fill((token < 0).unfold(0, size, 1)[:, None, :], 0.0)
