@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 def is_inner(f: Function, node: Node) -> bool:
     """Whether a value is such a number, of matrices whose rows lie in one piece each."""
-    views, gone = _views(f, node), keep.contracted(node)
-    if node.op is not Op.EINSUM or f.own(node) or len(gone) != 2 or len(views) != 2:
+    gone = keep.contracted(node)
+    if node.op is not Op.EINSUM or f.own(node) or len(gone) != 2:
         return False
-    return all(a in view.strides for view in views for a in gone) and bool(_columns(views, gone))
+    views = _views(f, node)
+    return len(views) == 2 and all(a in view.strides for view in views for a in gone) and bool(_columns(views, gone))
 
 
 def inner(made: Step, node: Node, sizes: Mapping[str, str]) -> list[str]:
