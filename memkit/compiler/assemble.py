@@ -120,7 +120,7 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
     classes = []
     for name, graph in graphs.items():
         params = [p.attrs["name"] for p in graph.params]
-        forward, back = backward(graph, params, narrow_product, SYMMETRIC)
+        forward, back = backward(graph, params, worth_keeping, SYMMETRIC)
         for step in BACKWARD:
             back = step(back)
         graph, forward, back = lodge(graph), lodge(forward), lodge(back)
@@ -165,11 +165,28 @@ def largest(eq: Equations, chunk: int, graphs: Iterable[Graph]) -> int:
     return max(*stacks, *(widest(graph, sizes) for graph in graphs), 1)
 
 
-def narrow_product(node: Node) -> bool:
-    """Whether a value costs a product with a whole weight and is only as large as a sequence: cheaper kept than made again."""
+def worth_keeping(graph: Graph) -> set[Node]:
+    """The values of one level of a graph that are cheaper kept than made again: what costs a product with a whole weight and is only as
+    large as a sequence, or the sum that it goes into, if it goes nowhere else: no gradient needs the terms of a sum."""
+    users, results = graph.users(), {*graph.results}
+    found = set()
+    for node in users:
+        if not _is_narrow_product(node):
+            continue
+        while node not in results and len(users[node]) == 1 and _is_sum(users[node][0], node):
+            (node,) = users[node]
+        found.add(node)
+    return found
+
+
+def _is_narrow_product(node: Node) -> bool:
     gone = {axis for arg in node.args for axis in arg.axes} - {*node.axes}
     tokens, widths = ({a for a in node.axes if (a in TOKENS) == kind and a not in ("n", "g")} for kind in (True, False))
     return node.op is Op.EINSUM and len(tokens) == len(widths) == 1 and bool(gone - {*TOKENS})
+
+
+def _is_sum(node: Node, term: Node) -> bool:
+    return node.op is Op.POINTWISE and node.attrs["fn"] in ("add", "sub") and {*node.axes} == {*term.axes}
 
 
 def laid_out(back: Graph, axes: Mapping[str, tuple[str, ...]]) -> Graph:

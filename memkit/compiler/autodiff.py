@@ -7,7 +7,7 @@ Invariant: a cotangent has exactly the axes, as a set, of the node it belongs to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memkit.compiler import ir
@@ -239,7 +239,7 @@ def _rename(node: Node, grad: Node, wanted: Sequence[bool]) -> Contributions:
 # loops
 
 
-def saving(graph: Graph, keep: Callable[[Node], bool] | None = None) -> Graph:
+def saving(graph: Graph, keep: Callable[[Graph], Container[Node]] | None = None) -> Graph:
     """`graph` with every loop keeping the carries its iterations start from (not the loops inside their bodies), and stacking up the
     values of its body that `keep` chooses: what is stacked is not computed again on the way back."""
     wider: dict[Node, tuple[int, int]] = {}  # a loop with more outputs: results it had, results it gained
@@ -254,7 +254,8 @@ def saving(graph: Graph, keep: Callable[[Node], bool] | None = None) -> Graph:
         body = node.body
         assert body is not None
         kept = set(body.results[node.attrs["carries"] :])
-        more = [n for n in body.nodes() if keep is not None and keep(n) and n not in kept]
+        chosen = keep(body) if keep is not None else ()
+        more = [n for n in body.nodes() if n in chosen and n not in kept]
         if node.attrs["save"] and not more:
             return node if args == node.args else node.replace(args=args)
         new = Graph(body.params, (*body.results, *more), body.labels if not more else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from . import ir
@@ -11,14 +11,14 @@ from .ir import Graph, Node, Op, param
 
 
 def backward(
-    graph: Graph, wrt: Sequence[str], keep: Callable[[Node], bool] | None = None, rules: Mapping[Op, Rule] | None = None
+    graph: Graph, wrt: Sequence[str], keep: Callable[[Graph], Container[Node]] | None = None, rules: Mapping[Op, Rule] | None = None
 ) -> tuple[Graph, Graph]:
     """(forward, backward). Forward is `graph` with what backward needs of its loops and solves as extra results.
 
     backward params: those of `graph` it uses, the saved values under their labels in forward, and "grad_" + label for
     each result. Its results are labelled by the names in `wrt` and laid out like those parameters; a missing name has a
-    gradient of zero. Beside the carries of loops, solves and what a loop hands out, the values that `keep` chooses are saved; all others
-    are computed again. rules: of reverse mode, in place of the usual ones.
+    gradient of zero. Beside the carries of loops, solves and what a loop hands out, the values that `keep` chooses of each level are
+    saved; all others are computed again. rules: of reverse mode, in place of the usual ones.
     """
     labels = graph.labels or tuple(f"result{i}" for i in range(len(graph.results)))
     forward = saving(graph, keep)
@@ -26,6 +26,7 @@ def backward(
     found = zip(wrt, vjp(forward.results, cotangents, [forward.param(n) for n in wrt], rules), strict=True)
     grads = {name: ir.in_order(grad, forward.param(name).axes) for name, grad in found if grad is not None}
     inside = set(forward.nodes())
+    chosen = keep(forward) if keep is not None else ()
     saved: dict[Any, Node] = {}
     sources: list[Node] = []
 
@@ -37,8 +38,7 @@ def backward(
         return saved[key]
 
     def cut(node: Node, args: tuple[Node, ...]) -> Node:
-        chosen = node.op is Op.SOLVE or (keep is not None and keep(node))
-        if (chosen and node in inside) or (node.op is Op.GET and node.args[0] in inside):
+        if (node in inside and (node.op is Op.SOLVE or node in chosen)) or (node.op is Op.GET and node.args[0] in inside):
             return hold(node)
         return node if args == node.args else node.replace(args=args)
 

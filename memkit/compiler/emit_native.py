@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .assemble import laid_out, narrow_product
+from .assemble import laid_out, worth_keeping
 from .backward import backward
 from .build import Equations
 from .checkpoints import checkpoints
@@ -57,7 +57,7 @@ def native_module(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         graph = gram(passed(graph), eq.sizes)
         graph = parted(graph, [given] * len(graph.params), chunk)
         params = [p.attrs["name"] for p in graph.params]
-        forward, back = backward(graph, params, narrow_product, SYMMETRIC)
+        forward, back = backward(graph, params, worth_keeping, SYMMETRIC)
         back = laid_out(passed(back), {p.attrs["name"]: p.axes for p in graph.params})
         known: dict[str, Lengths] = {p.attrs["name"]: given for p in graph.params}
         made[name] = source(graph, name, known, chunk, tables)

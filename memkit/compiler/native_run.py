@@ -37,7 +37,7 @@ STACKS = 3 << 25  # bytes of states that are all saved; of more, few are, and th
 DEAR = 1 << 30  # the same where a state takes all of a block's work to make again
 PART = 1 << 24  # bytes of states that are made again at a time: more leave the cache; the first and last ones of each part are copied
 FEWEST = 4  # chunks whose states are made again at a time, however large these are: all states are copied twice each time
-MANY, ROOMY = 16, 1 << 26  # where states are that large, up to so many, as far as they take no more than these bytes
+MANY, ROOMY = 16, 1 << 26  # of large states up to so many, as far as they take no more than these bytes: they are in no cache anyway
 Sizes = tuple[int, int, int]  # N, G, LT
 
 
@@ -78,8 +78,8 @@ class Native:
         chunks, G, _ = sizes
         a_chunk = max(1, self.state_numbers(base) * G * bytes_each)
         most = PART // a_chunk
-        if most < FEWEST:
-            most = max(FEWEST, min(MANY, ROOMY // a_chunk))
+        if most < MANY:
+            most = max(most, FEWEST, min(MANY, ROOMY // a_chunk))
         return [(first, min(chunks, first + most)) for first in range(0, chunks, most)]
 
     def state_numbers(self, base: str) -> int:

@@ -172,13 +172,13 @@ def first_state(rule, weights, q, v):
 
 def started(past: Tensor, x: Tensor, position: int) -> Tensor:
     """past [B, c - 1, ..] in front of x, with the slots before the sequence's start, whose weight is 0, filled by its first token: 0
-    times its loss is 0."""
+    times its loss is 0, and so is 0 times its gradient."""
     missing = past.shape[1] - position
     if missing <= 0:
         return past
     if not position:
-        return x[:, :1].expand(-1, missing, *x.shape[2:])
-    first = past[:, missing : missing + 1]
+        return x[:, :1].detach().expand(-1, missing, *x.shape[2:])
+    first = past[:, missing : missing + 1].detach()
     return torch.cat([first.expand(-1, missing, *x.shape[2:]), past[:, missing:]], 1)
 
 

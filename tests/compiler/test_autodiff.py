@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from memkit.compiler import interpret, ir
+from memkit.compiler.assemble import worth_keeping
 from memkit.compiler.autodiff import vjp
 from memkit.compiler.backward import backward
 from memkit.compiler.ir import Graph, GraphError, Op, param
@@ -406,3 +407,14 @@ def test_loops_that_need_not_save_do_not():
     params, _ = make("k", "nk")
     forward, _ = backward(Graph(tuple(params), tuple(ir.scan(body, params[:1], params[1:]))), ["x0", "x1"])
     assert [n.attrs["save"] for n in forward.nodes() if n.op is Op.SCAN] == [False]
+
+
+def test_a_sum_is_kept_in_place_of_a_term() -> None:
+    """No gradient needs the terms of a sum; a product that goes elsewhere, too, or into an entry-wise product, is kept itself."""
+    W, x, late = param("W", ("e", "f")), param("x", ("t", "f")), param("late", ("t", "e"))
+    made = ir.einsum(W, x, ("t", "e"))
+    total = ir.pointwise("sub", ir.add(made, late), ir.pointwise("exp", late))
+    assert worth_keeping(Graph((W, x, late), (ir.pointwise("exp", total),))) == {total}
+    assert worth_keeping(Graph((W, x, late), (ir.pointwise("exp", total), ir.mul(made, late)))) == {made}
+    assert worth_keeping(Graph((W, x, late), (ir.mul(made, late),))) == {made}
+    assert worth_keeping(Graph((W, x, late), (total, made))) == {made}, "a result is there anyway, but its sum would not give it"

@@ -126,27 +126,20 @@ static void chunks_saving_head(
             }
             product(4, 4, LT, neg, 1, 4, keys_2, 4, 1, W_next, 4, 1, 1, room);
         }
-        // einsum [g, t, v]
-        real* const einsum = own + 0;
-        product(4, LT, 4, W_2, 4, 1, q_2, 1, 4, einsum, 1, 4, 0, room);
         // einsum [g, t, s]
-        real* const einsum_2 = mine + 0;
-        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, q_2 + exact_part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + exact_part(LT, member, members) * 64, 64, 1, 0, room);
+        real* const einsum = mine + 0;
+        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, q_2 + exact_part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum + exact_part(LT, member, members) * 64, 64, 1, 0, room);
         // neg [g, t, s]
-        real* const neg_2 = own + 256;
+        real* const neg_2 = own + 0;
         team.wait();
         for (long t = 0; t < LT; ++t) {
             IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
-                neg_2[t * 64 + s_2] = (-(einsum_2[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
+                neg_2[t * 64 + s_2] = (-(einsum[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
             }
         }
         // y [g, t, v]
         if (member == 2 % members) {
-            for (long t_2 = 0; t_2 < LT; ++t_2) {
-                IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
-                    y[v_4 + t_2 * 4] = einsum[t_2 * 4 + v_4];
-                }
-            }
+            product(4, LT, 4, W_2, 4, 1, q_2, 1, 4, y, 1, 4, 0, room);
             product(LT, 4, LT, neg_2, 64, 1, values_2, 4, 1, y, 4, 1, 1, room);
         }
         team.wait();
@@ -154,7 +147,7 @@ static void chunks_saving_head(
 }
 
 extern "C" int chunks_saving(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 4096, product_room() + 4352,
+    return for_heads(G, threads, 4096, product_room() + 4096,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_saving_head(in, out, N, G, LT, g, mine, room, team, member);
         });
@@ -319,12 +312,25 @@ static void chunks_thin_head(
                 neg[s * 4 + v_2] = (-((-tril) * values_2[v_2 + s * 4]));
             }
         }
-        // einsum [g, t, v]
-        real* const einsum = own + 256;
-        product(4, LT, 4, W_out, 4, 1, q_2, 1, 4, einsum, 1, 4, 0, room);
+        // einsum [g, t, s]
+        real* const einsum = mine + 0;
+        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, q_2 + exact_part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum + exact_part(LT, member, members) * 64, 64, 1, 0, room);
+        // neg [g, t, s]
+        real* const neg_2 = own + 256;
+        team.wait();
+        for (long t = 0; t < LT; ++t) {
+            IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
+                neg_2[t * 64 + s_2] = (-(einsum[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
+            }
+        }
+        // y [g, t, v]
+        if (member == 1 % members) {
+            product(4, LT, 4, W_out, 4, 1, q_2, 1, 4, y, 1, 4, 0, room);
+            product(LT, 4, LT, neg_2, 64, 1, values_2, 4, 1, y, 4, 1, 1, room);
+        }
         // W_next [g, v, f]
         team.wait();
-        if (member == 1 % members) {
+        if (member == 2 % members) {
             for (long v_3 = 0; v_3 < 4; ++v_3) {
                 IVDEP for (long f_2 = 0; f_2 < 4; ++f_2) {
                     W_out[v_3 * 4 + f_2] = W_out[v_3 * 4 + f_2];
@@ -332,32 +338,12 @@ static void chunks_thin_head(
             }
             product(4, 4, LT, neg, 1, 4, keys_2, 4, 1, W_out, 4, 1, 1, room);
         }
-        // einsum [g, t, s]
-        real* const einsum_2 = mine + 0;
-        product((exact_part(LT, member + 1, members) - exact_part(LT, member, members)), LT, 4, q_2 + exact_part(LT, member, members) * 4, 4, 1, keys_2, 1, 4, einsum_2 + exact_part(LT, member, members) * 64, 64, 1, 0, room);
-        // neg [g, t, s]
-        real* const neg_2 = own + 512;
-        team.wait();
-        for (long t = 0; t < LT; ++t) {
-            IVDEP for (long s_2 = 0; s_2 < LT; ++s_2) {
-                neg_2[t * 64 + s_2] = (-(einsum_2[t * 64 + s_2] * (-(s_2 <= t ? real(1.0) : real(0)))));
-            }
-        }
-        // y [g, t, v]
-        if (member == 2 % members) {
-            for (long t_2 = 0; t_2 < LT; ++t_2) {
-                IVDEP for (long v_4 = 0; v_4 < 4; ++v_4) {
-                    y[v_4 + t_2 * 4] = einsum[t_2 * 4 + v_4];
-                }
-            }
-            product(LT, 4, LT, neg_2, 64, 1, values_2, 4, 1, y, 4, 1, 1, room);
-        }
         team.wait();
     }
 }
 
 extern "C" int chunks_thin(const real* const* in, real* const* out, long N, long G, long LT, long threads) {
-    return for_heads(G, threads, 4096, product_room() + 4608,
+    return for_heads(G, threads, 4096, product_room() + 4352,
         [=](long g, real* mine, real* room, Team& team, long member) {
             chunks_thin_head(in, out, N, G, LT, g, mine, room, team, member);
         });

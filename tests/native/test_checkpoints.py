@@ -68,6 +68,10 @@ def test_parts_hold_what_a_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_run, "PART", 3 * numbers * 2 * 8)
     monkeypatch.setattr(native_run, "ROOMY", 5 * numbers * 2 * 8)
     assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 5), (5, 8)], "few states are copied less often"
+    monkeypatch.setattr(native_run, "PART", 5 * numbers * 2 * 8)
+    monkeypatch.setattr(native_run, "ROOMY", 7 * numbers * 2 * 8)
+    assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 7), (7, 8)], "and so are those of which no cache holds many"
+    monkeypatch.setattr(native_run, "PART", 3 * numbers * 2 * 8)
     monkeypatch.setattr(native_run, "ROOMY", 0)
     assert rule.native.parts("chunks", (8, 2, 4), 8) == [(0, 4), (4, 8)], "parts of fewer chunks copy states too often"
     monkeypatch.setattr(native_run, "FEWEST", 1)
@@ -85,13 +89,13 @@ def test_memory_counts_the_states_that_are_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(native_run, "STACKS", 6 * numbers * 2 * 8)
     monkeypatch.setattr(native_run, "PART", 3 * numbers * 2 * 8)
     monkeypatch.setattr(native_run, "FEWEST", 1)
+    monkeypatch.setattr(native_run, "ROOMY", 0)
     assert rule._kept_states(8 * chunk, 2, 8) == 3
     blocks = preset("atlas")
     assert (blocks.most, blocks._kept_states(9, 2, 8)) == (2, 5)
     numbers = blocks.native.state_numbers("blocks")
     monkeypatch.setattr(native_run, "DEAR", 4 * numbers * 2 * 8)
     monkeypatch.setattr(native_run, "PART", numbers * 2 * 8)
-    monkeypatch.setattr(native_run, "ROOMY", 0)
     assert blocks._kept_states(8, 2, 8) == 4, "of as many states as may all be kept"
     assert blocks._kept_states(9, 2, 8) == 6, "three calls, and no part of more than one block"
 

@@ -51,6 +51,11 @@ constexpr int TALLEST = ACCUMULATORS == 24 ? 16 : 12;
 constexpr long ROOM = 65536;                     // numbers of packed operand held at a time
 constexpr long ASIDE = 2048;                     // numbers of C collected before they are placed
 constexpr long DEEPEST = 512;                    // products summed in registers before C is touched
+constexpr long PAGE = 4096 / sizeof(real);       // numbers in a page of memory
+constexpr long LINE = 64 / sizeof(real);         // numbers in a line of the cache
+constexpr long NEAR = 16384;                     // numbers of an operand that the nearest cache keeps
+constexpr long FAR = 131072;                     // numbers of one that no cache of a core may hold beside the rest
+constexpr long SHALLOW = 32;                     // of such an operand, rows that are read side by side: the processor foresees so many
 
 constexpr int most_rows(int vectors) {
     return ACCUMULATORS / vectors < 1 ? 1 : ACCUMULATORS / vectors < TALLEST ? ACCUMULATORS / vectors : TALLEST;
@@ -158,6 +163,16 @@ void finish(long rows, long columns, const real* sums, long row, real* C, long c
     }
 }
 
+// Ask for the rows of C that a tile will leave in, which lie too far apart for the processor to foresee.
+template <int R, int Q>
+INLINE void fetch_rows(const Leave& leave) {
+    const real* c = leave.C;
+    UNROLL for (int r = 0; r < R; r++, c += leave.cm) {
+        for (long q = 0; q < Q * W; q += LINE) __builtin_prefetch(c + q, 1);
+        __builtin_prefetch(c + leave.last + W - 1, 1);
+    }
+}
+
 // One pointer serves three rows of S, by the addresses p, p + sm and p + 2 sm; the relation between the pointers is hidden from the
 // compiler, which would otherwise keep a separate offset for each row and run out of registers.
 template <int R, int Q>
@@ -171,6 +186,7 @@ void tile(long K, const real* S, long sm, long sk, const real* V, long vk, const
         rows[i] = S + 3 * i * sm;
         HIDE(rows[i]);
     }
+    if (leave.direct) fetch_rows<R, Q>(leave);
     for (long k = 0; k < K; k++, V += vk) {
         vec v[Q];
         UNROLL for (int q = 0; q < Q; q++) v[q] = load(V + (q < Q - 1 ? q * W : last));
@@ -235,7 +251,8 @@ int choose_width(long M, long vectors, bool upper) {
 }
 
 // All rows of C for one panel of columns [n, n + columns). Tiles that are not stored directly are collected to place many rows at once.
-void panel(const Problem& p, long n, long columns, int vectors, const real* V, long vk, Leave leave) {
+// ahead: what a later panel will read, which is asked for between the tiles; or null.
+void panel(const Problem& p, long n, long columns, int vectors, const real* V, long vk, Leave leave, const real* ahead) {
     alignas(64) real space[ASIDE + W];
     real* aside = space + W;  // a last vector that overlaps nothing in its panel starts up to W before it
     const long row = vectors * W;
@@ -244,6 +261,9 @@ void panel(const Problem& p, long n, long columns, int vectors, const real* V, l
     for (long i = 0; i < rows.number; i++) {
         if (p.upper && ready >= n + columns) break;
         leave.C = p.C + ready * p.cm + n * p.cn;
+        if (ahead)
+            for (long k = p.K * i / rows.number; k < p.K * (i + 1) / rows.number; k++)
+                for (long j = 0; j < row; j += LINE) __builtin_prefetch(ahead + k * vk + j, 0, 2);
         tiles.at[vectors][rows[i]](p.K, p.S + ready * p.sm, p.sm, p.sk, V, vk, leave, aside + (ready - done) * row);
         ready += rows[i];
         if (leave.direct) continue;
@@ -259,6 +279,7 @@ void panel(const Problem& p, long n, long columns, int vectors, const real* V, l
 void along_columns(Problem p, real* room) {
     const long vectors = (p.N + W - 1) / W;
     const bool packed = p.vn != 1 || p.N < W;
+    const bool far = !packed && p.K * p.N > NEAR && p.M >= TALLEST;  // fewer rows take too little time to hide anything
     const Pieces widths(vectors, choose_width(p.M, vectors, p.upper));
     for (long i = 0, n = 0; i < widths.number; n += widths[i] * W, i++) {
         const int q = int(widths[i]);
@@ -268,7 +289,8 @@ void along_columns(Problem p, real* room) {
         const bool direct = p.cn == 1 && p.N >= W && !(missing && (packed || (p.add && q == 1)));
         const Leave leave = {direct, p.add, (q - 1) * W - (packed ? 0 : missing), nullptr, p.cm};
         if (packed) pack(p.K, columns, V, p.vk, p.vn, room, q * W);
-        panel(p, n, columns, q, packed ? room : V, packed ? q * W : p.vk, leave);
+        const real* ahead = far && n + 3 * q * W <= p.N ? V + 2 * q * W : nullptr;
+        panel(p, n, columns, q, packed ? room : V, packed ? q * W : p.vk, leave, ahead);
     }
 }
 
@@ -385,13 +407,19 @@ void mirror(long N, real* C, long cm, long cn) {
         }
 }
 
+// Whether V is read where it lies, too large for a cache, in rows long enough to be foreseen; and C, read once more for every piece of the
+// depth, is small beside it.
+bool in_far_rows(const Problem& p) {
+    return p.vn == 1 && p.N >= PAGE && p.K * p.N > FAR && p.M <= p.K && p.M <= 6 * TALLEST;
+}
+
 void compute(Problem p, real* room) {
     if (p.M <= 0 || p.N <= 0) return;
     const Problem x = exchanged(p);
     const double costs[] = {cost_of_columns(p), cost_of_columns(x), cost_of_depth(p), cost_of_depth(x)};
     const long best = p.upper ? p.cn != 1 : std::min_element(costs, costs + 4) - costs;  // the same half whenever more is added
     if (best % 2) p = x;
-    const Pieces depths(p.K, DEEPEST);
+    const Pieces depths(p.K, best < 2 && in_far_rows(p) ? SHALLOW : DEEPEST);
     for (long i = 0; i < depths.number; i++) {
         Problem piece = p;
         piece.K = depths[i];

@@ -79,8 +79,11 @@ struct Block {
     real* data;
 
     explicit Block(long count) : numbers(count) {
-        data = static_cast<real*>(std::aligned_alloc(64, (numbers * sizeof(real) / 64 + 1) * 64));
+        // In large pages where it can fill one: the rows of a wide matrix lie in many small ones.
+        const long bytes = numbers * sizeof(real), large = 1L << 21, page = bytes < large ? 64 : large;
+        data = static_cast<real*>(std::aligned_alloc(page, (bytes / page + 1) * page));
         if (!data) throw std::bad_alloc();
+        if (page == large) in_large_pages(data, (bytes / page + 1) * page);
     }
     ~Block() { std::free(data); }
     Block(const Block&) = delete;

@@ -14,7 +14,7 @@ from memkit.compiler.symmetric import summed
 from .loops import Carry, Loop, put_in
 
 DEAR = 2  # times what it takes to keep a state apart from what it waits for: a state wider than that is
-LONG = 12  # times the tokens that wait: in chunks longer than that they are too few to matter
+LONG = 8  # times the tokens that wait: in chunks longer than that they are too few to matter
 SLOT = "j"  # the axis of a window's slots
 NONE = ir.const(0.0)
 
