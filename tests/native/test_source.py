@@ -194,3 +194,15 @@ def test_related_functions_are_made_in_one_loop() -> None:
         made = re.findall(r"const real \w+ = fn_(gelu\w*)\((.*)\);\n", functions[name].text)
         assert {x for _, x in made if (("gelu", x) in made) != (("gelu_slope", x) in made)} == set(), made
         assert len(made) == 2 * several and functions[name].text.count("fn_gelu_slope") == several, (name, made)
+
+
+@pytest.mark.without_compiler
+def test_values_side_by_side_take_no_sum() -> None:
+    """What the tokens before a chunk and its own are read as is laid in one array as it is read, not added to zeros."""
+    overrides = {"update.chunk_size": 64, "window.size": 16}
+    rule = memkit.compile("omeganet", key_dim=64, value_dim=64, overrides=overrides, backend="native")
+    assert isinstance(rule, NativeRule)
+    text = rule.native.module.functions["chunks_backward"].text
+    laid = re.search(r"// fold \[g, s, e\].*?= \(\((\w+) >= .*?kept5\[.*? : real\(0\)\) \+ \(\1 < 16 \? W1_ahead\[", text, re.DOTALL)
+    assert laid and "+=" not in laid[0]
+    assert text.count("// fold [g, s, e]") == 2, "those that are read once are laid where they are read"

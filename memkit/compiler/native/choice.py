@@ -18,6 +18,7 @@ from memkit.compiler.simplify import uniform
 from memkit.compiler.symmetric import is_symmetric
 
 from .families import relatives
+from .laid import laid
 
 OFTEN = 2  # times that a GATHER reads an entry before its operand is kept
 HEAVY = 12  # reads after which a value is kept however seldom it is used
@@ -41,11 +42,13 @@ class Place(NamedTuple):
 
 @dataclass
 class Choice:
-    """roots: what is kept. chains: of these, the sums that take in products. places: of products that make a part of such a sum only."""
+    """roots: what is kept. chains: of these, the sums that take in products. places: of products that make a part of such a sum only.
+    laid: sums that lay values side by side."""
 
     roots: set[Node] = field(default_factory=set)
     chains: dict[Node, Chain] = field(default_factory=dict)
     places: dict[Node, Place] = field(default_factory=dict)
+    laid: set[Node] = field(default_factory=set)
 
 
 def is_view(node: Node) -> bool:
@@ -130,8 +133,12 @@ def chosen(graph: Graph, results: Iterable[Node]) -> Choice:
                 found.chains[node] = Chain((), tuple(places))
                 found.places |= places
                 members |= inner
+            elif laid(node, lambda inside: len(users[inside]) == 1 and inside not in fixed):
+                found.laid.add(node)
     absorbed = {p for c in found.chains.values() for p in c.products}
     for node in reversed(nodes):
+        if node in found.laid and node not in fixed and len(users[node]) == 1 and _is_read_at_its_entries(node, users[node][0]):
+            continue
         if node.op not in keep.PLACED and node not in absorbed and _is_kept(node, users, found.roots, members):
             found.roots.add(node)
         if is_product(node) or node.op is Op.SCAN or _repeats(node):
@@ -139,6 +146,10 @@ def chosen(graph: Graph, results: Iterable[Node]) -> Choice:
     found.roots |= relatives(nodes, found.roots)
     found.roots |= _heavy(graph, found.roots | absorbed | members, users)
     return found
+
+
+def _is_read_at_its_entries(node: Node, user: Node) -> bool:
+    return keep.is_entrywise(user) and user.op is not Op.RENAME and {*user.axes} == {*node.axes}
 
 
 def _repeats(node: Node) -> bool:

@@ -14,6 +14,7 @@ from memkit.compiler.simplify import uniform
 from memkit.specs.errors import KernelError
 
 from .arena import Memory
+from .laid import laid
 from .names import Names
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -305,6 +306,20 @@ def _place(e: Entries, node: Node, at: Indices) -> Value:
     return where(e, node, f"{here.text} == {spot}", here.uses, e.value(node.args[0], at))
 
 
+def _fold(e: Entries, node: Node, at: Indices) -> Value:
+    """One whose terms are laid side by side; others are sums, and kept."""
+    a, found = node.attrs, list[Value]()
+    here = at[a["axis"]]
+    for term in laid(node):
+        free = a["outer"] if term.attrs["axis"] == a["inner"] else a["inner"]
+        first, at_start = last(e, term, term.attrs["axis"], term.attrs["index"]), term.attrs["index"] == 0
+        spot = here.text if at_start else f"({here.text} - {first})"
+        inside = f"{spot} < {e.length[term][free].text}" if at_start else f"{here.text} >= {first}"
+        value = e.value(term.args[0], {**at, free: here.moved(spot, inside)})
+        found.append(where(e, node, inside, here.uses, value))
+    return e.bound(Value(f"({' + '.join(v.text for v in found)})", _uses(found)), node.name or "fold")
+
+
 def _gather(e: Entries, node: Node, at: Indices) -> Value:
     a = node.attrs
     new, first = at[a["new"]], keep.offset(node)
@@ -373,6 +388,7 @@ MAKERS: Mapping[Op, Callable[[Entries, Node, Indices], Value]] = {
     Op.MERGE: _merge,
     Op.SPLIT: _split,
     Op.PLACE: _place,
+    Op.FOLD: _fold,
     Op.GATHER: _gather,
     Op.SCATTER: _scatter,
     Op.TENSOR: _tensor,

@@ -37,7 +37,7 @@ def step(f: Function, nodes: Sequence[Node], chosen: Choice) -> None:
         _decay(f, node)
     elif node.op is Op.SOLVE:
         _solve(f, node, each)
-    elif node.op is Op.FOLD or (node.op is Op.SCATTER and keep.offset(node) is None):
+    elif (node.op is Op.FOLD and node not in chosen.laid) or (node.op is Op.SCATTER and keep.offset(node) is None):
         _scattered(f, node)
     elif keep.contracted(node):
         _summed(f, node, each)
