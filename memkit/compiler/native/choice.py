@@ -132,9 +132,10 @@ def chosen(graph: Graph, results: Iterable[Node]) -> Choice:
             if places:
                 found.chains[node] = Chain((), tuple(places))
                 found.places |= places
-                members |= inner
-            elif laid(node, lambda inside: len(users[inside]) == 1 and inside not in fixed):
-                found.laid.add(node)
+            else:
+                terms, inner = laid(node, lambda inside: len(users[inside]) == 1 and inside not in fixed)
+                found.laid |= {node} if terms else set()
+            members |= inner
     absorbed = {p for c in found.chains.values() for p in c.products}
     for node in reversed(nodes):
         if node in found.laid and node not in fixed and len(users[node]) == 1 and _is_read_at_its_entries(node, users[node][0]):

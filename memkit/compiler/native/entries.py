@@ -310,7 +310,7 @@ def _fold(e: Entries, node: Node, at: Indices) -> Value:
     """One whose terms are laid side by side; others are sums, and kept."""
     a, found = node.attrs, list[Value]()
     here = at[a["axis"]]
-    for term in laid(node):
+    for term in laid(node)[0]:
         free = a["outer"] if term.attrs["axis"] == a["inner"] else a["inner"]
         first, at_start = last(e, term, term.attrs["axis"], term.attrs["index"]), term.attrs["index"] == 0
         spot = here.text if at_start else f"({here.text} - {first})"
