@@ -77,9 +77,7 @@ class Native:
         """First chunk, and the one behind the last, of the parts of which a thin function keeps the first states."""
         chunks, G, _ = sizes
         a_chunk = max(1, self.state_numbers(base) * G * bytes_each)
-        most = PART // a_chunk
-        if most < MANY:
-            most = max(most, FEWEST, min(MANY, ROOMY // a_chunk))
+        most = max(FEWEST, PART // a_chunk, min(MANY, ROOMY // a_chunk))
         return [(first, min(chunks, first + most)) for first in range(0, chunks, most)]
 
     def state_numbers(self, base: str) -> int:

@@ -127,30 +127,24 @@ def chosen(graph: Graph, results: Iterable[Node]) -> Choice:
                 found.chains[node] = chain
                 found.roots.add(node)
                 members |= inner
-        if node.op is Op.FOLD and node.attrs["step"] == 1:
-            places, inner = _places(node, users, fixed)
+        if node.op is Op.FOLD:
+            terms, inner = laid(node, lambda inside: len(users[inside]) == 1 and inside not in fixed)
+            places, products = _places(node, terms, users, fixed)
             if places:
                 found.chains[node] = Chain((), tuple(places))
                 found.places |= places
-            else:
-                terms, inner = laid(node, lambda inside: len(users[inside]) == 1 and inside not in fixed)
-                found.laid |= {node} if terms else set()
-            members |= inner
+            elif terms:
+                found.laid.add(node)
+            members |= inner | products
     absorbed = {p for c in found.chains.values() for p in c.products}
     for node in reversed(nodes):
-        if node in found.laid and node not in fixed and len(users[node]) == 1 and _is_read_at_its_entries(node, users[node][0]):
-            continue
-        if node.op not in keep.PLACED and node not in absorbed and _is_kept(node, users, found.roots, members):
+        if node.op not in keep.PLACED and node not in absorbed and _is_kept(node, users, found, members):
             found.roots.add(node)
         if is_product(node) or node.op is Op.SCAN or _repeats(node):
             found.roots |= {x for x in map(operand, node.args) if x.op not in keep.PLACED}
     found.roots |= relatives(nodes, found.roots)
     found.roots |= _heavy(graph, found.roots | absorbed | members, users)
     return found
-
-
-def _is_read_at_its_entries(node: Node, user: Node) -> bool:
-    return keep.is_entrywise(user) and user.op is not Op.RENAME and {*user.axes} == {*node.axes}
 
 
 def _repeats(node: Node) -> bool:
@@ -182,10 +176,14 @@ def _chain(top: Node, users: Mapping[Node, Sequence[Node]], fixed: set[Node]) ->
     return Chain(tuple(rest), tuple(products)), inner
 
 
-def _places(fold: Node, users: Mapping[Node, Sequence[Node]], fixed: set[Node]) -> tuple[dict[Node, Place], set[Node]]:
-    """The products that a FOLD adds up, each at one index of the window, and what lies between; nothing where it adds up other values."""
+def _places(
+    fold: Node, terms: Sequence[Node], users: Mapping[Node, Sequence[Node]], fixed: set[Node]
+) -> tuple[dict[Node, Place], set[Node]]:
+    """The products that a FOLD lays at one index of the window each, and what lies between; nothing where it lays other values, too."""
     a, places, inner = fold.attrs, dict[Node, Place](), set[Node]()
-    stack = [(fold.args[0], -1)]
+    if len({*terms}) < len(terms) or any(term.attrs["axis"] != a["inner"] for term in terms):
+        return {}, set()
+    stack = [(x.args[0], 0 if x.attrs["index"] == 0 else a["size"] - 1) for x in reversed(terms)]
     while stack:
         node, first = stack.pop()
         if len(users[node]) != 1 or node in fixed:
@@ -193,28 +191,26 @@ def _places(fold: Node, users: Mapping[Node, Sequence[Node]], fixed: set[Node]) 
         inner.add(node)
         if _is_add(node) and node.args[0] is not node.args[1]:
             stack += [(x, first) for x in reversed(node.args)]
-        elif node.op is Op.PLACE and node.attrs["axis"] == a["inner"] and first < 0:
-            stack.append((node.args[0], 0 if node.attrs["index"] == 0 else a["size"] - 1))
-        elif first >= 0 and is_product(node) and a["outer"] in sides(node)[1] + sides(node)[2] and not is_symmetric(node):
+        elif is_product(node) and a["outer"] in sides(node)[1] + sides(node)[2] and not is_symmetric(node):
             places[node] = Place(a["outer"], a["axis"], first)
         else:
             return {}, set()
     return places, inner
 
 
-def _is_kept(node: Node, users: Mapping[Node, Sequence[Node]], roots: set[Node], members: set[Node]) -> bool:
+def _is_kept(node: Node, users: Mapping[Node, Sequence[Node]], found: Choice, members: set[Node]) -> bool:
+    own = users[node]
+    inside = len(own) == 1 and keep.is_entrywise(own[0]) and set(own[0].axes) == set(node.axes) and not is_product(own[0])
+    if node in found.laid:
+        return not inside or own[0].op is Op.RENAME
     if node.op is Op.SOLVE or (node.op is Op.DECAY and uniform(node.args[0]) not in (0.0, 1.0)):
         return True
     if keep.is_sum(node):
         return True
-    if not keep.is_entrywise(node) or node.op is Op.RENAME or node in members:
-        return False
-    own = users[node]
-    inside = len(own) == 1 and keep.is_entrywise(own[0]) and set(own[0].axes) == set(node.axes) and not is_product(own[0])
-    if inside:
+    if not keep.is_entrywise(node) or node.op is Op.RENAME or node in members or inside:
         return False
     costly = node.op is Op.POINTWISE and node.attrs["fn"] in COSTLY
-    return bool(node.axes) and (costly or (len(own) > 1 and _parts(node, roots) > 2))
+    return bool(node.axes) and (costly or (len(own) > 1 and _parts(node, found.roots) > 2))
 
 
 def _parts(node: Node, roots: set[Node]) -> int:

@@ -279,7 +279,7 @@ void panel(const Problem& p, long n, long columns, int vectors, const real* V, l
 void along_columns(Problem p, real* room) {
     const long vectors = (p.N + W - 1) / W;
     const bool packed = p.vn != 1 || p.N < W;
-    const bool far = !packed && p.K * p.N > NEAR && p.M >= TALLEST;  // fewer rows take too little time to hide anything
+    const bool fetched = !packed && p.K * p.N > NEAR && p.M >= TALLEST;  // fewer rows take too little time to hide anything
     const Pieces widths(vectors, choose_width(p.M, vectors, p.upper));
     for (long i = 0, n = 0; i < widths.number; n += widths[i] * W, i++) {
         const int q = int(widths[i]);
@@ -289,7 +289,7 @@ void along_columns(Problem p, real* room) {
         const bool direct = p.cn == 1 && p.N >= W && !(missing && (packed || (p.add && q == 1)));
         const Leave leave = {direct, p.add, (q - 1) * W - (packed ? 0 : missing), nullptr, p.cm};
         if (packed) pack(p.K, columns, V, p.vk, p.vn, room, q * W);
-        const real* ahead = far && n + 3 * q * W <= p.N ? V + 2 * q * W : nullptr;
+        const real* ahead = fetched && n + 3 * q * W <= p.N ? V + 2 * q * W : nullptr;
         panel(p, n, columns, q, packed ? room : V, packed ? q * W : p.vk, leave, ahead);
     }
 }

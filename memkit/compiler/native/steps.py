@@ -13,7 +13,7 @@ from memkit.compiler.symmetric import is_symmetric
 from memkit.specs.errors import KernelError
 
 from .choice import Chain, Choice
-from .entries import Entries, Index, Nest, View, last, plus, times
+from .entries import Entries, Index, Nest, View, plus, times
 from .inner import inner, is_inner
 from .parts import Parts, apart, in_parts, is_max, terms
 from .products import Product, product_of
@@ -238,39 +238,22 @@ def _scattered(f: Function, node: Node) -> None:
     a, operand = node.attrs, node.args[0]
     made = Step(f, node, unsplit=(a["axis"], a.get("new", "")))
     made.add(write_entries(made, []))
-    for x in _summands(f, operand) if node.op is Op.FOLD else (operand,):
-        axes = [name for name in f.own(operand) if name != _placed(f, x)]
-        along = node.op is Op.SCATTER and axes[-1] == a["axis"]
-        tables = [*indexing(f, [x], axes[-1]), tuple(a["index"])] if along else []
-        made.add(stretched(made, axes, tables, partial(_added, made, node, x), f.sizes(operand), simd=not along))
+    axes = f.own(operand)
+    along = node.op is Op.SCATTER and axes[-1] == a["axis"]
+    tables = [*indexing(f, [operand], axes[-1]), tuple(a["index"])] if along else []
+    made.add(stretched(made, axes, tables, partial(_added, made, node), f.sizes(operand), simd=not along))
     made.done()
 
 
-def _summands(f: Function, node: Node) -> list[Node]:
-    """The terms of a sum that lies nowhere."""
-    alone = node.op is Op.POINTWISE and node.attrs["fn"] == "add" and node not in f.views
-    if not alone or any(set(x.axes) != set(node.axes) for x in node.args):
-        return [node]
-    return [term for arg in node.args for term in _summands(f, arg)]
-
-
-def _placed(f: Function, node: Node) -> str:
-    """The axis along which a value that lies nowhere is 0 but at one index; "" for none."""
-    return node.attrs["axis"] if node.op is Op.PLACE and node not in f.views else ""
-
-
-def _added(made: Step, node: Node, x: Node, nest: Nest, at: dict[str, Index], entries: Entries) -> None:
-    """One entry of the operand, or of a term of it, added where it belongs; summed first, if a whole stretch belongs there."""
-    a, variable, axis = node.attrs, nest.loops[-1][0], _placed(made.f, x)
-    if axis:
-        at[axis] = Index(last(entries, x, axis, x.attrs["index"]))
-        x = x.args[0]
+def _added(made: Step, node: Node, nest: Nest, at: dict[str, Index], entries: Entries) -> None:
+    """One entry of the operand added where it belongs; summed first, if a whole stretch belongs there."""
+    a, variable = node.attrs, nest.loops[-1][0]
     if node.op is Op.FOLD:
         o, i = at[a["outer"]], at[a["inner"]]
         spot, target = Index(f"({plus(times(o.text, str(a['step'])), i.text)})", o.uses | i.uses), a["axis"]
     else:
         spot, target = entries.spot(tuple(a["index"]), at[a["axis"]]), a["new"]
-    place, term = f"{made.out.pointer}[{made.out.offset({**at, target: spot})}]", entries.value(x, at).text
+    place, term = f"{made.out.pointer}[{made.out.offset({**at, target: spot})}]", entries.value(node.args[0], at).text
     if node.op is Op.FOLD or variable in spot.uses or variable not in at[a["axis"]].uses:
         nest.lines[-1].append(f"{place} += {term};")
         return

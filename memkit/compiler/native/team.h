@@ -13,12 +13,13 @@
 #include <omp.h>
 #endif
 
+constexpr long LARGE_PAGE = 1L << 21;  // bytes
+
 // Large new arrays are touched for the first time here: in large pages, where the system has them, that costs a fifth.
 extern "C" void in_large_pages(void* first, long bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    const long page = 1L << 21;
-    char* const start = reinterpret_cast<char*>((reinterpret_cast<long>(first) + page - 1) / page * page);
-    const long count = (static_cast<char*>(first) + bytes - start) / page * page;
+    char* const start = reinterpret_cast<char*>((reinterpret_cast<long>(first) + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
+    const long count = (static_cast<char*>(first) + bytes - start) / LARGE_PAGE * LARGE_PAGE;
     if (count > 0) madvise(start, count, MADV_HUGEPAGE);  // advice: nothing depends on it
 #else
     (void)first, (void)bytes;
@@ -80,10 +81,10 @@ struct Block {
 
     explicit Block(long count) : numbers(count) {
         // In large pages where it can fill one: the rows of a wide matrix lie in many small ones.
-        const long bytes = numbers * sizeof(real), large = 1L << 21, page = bytes < large ? 64 : large;
+        const long bytes = numbers * sizeof(real), page = bytes < LARGE_PAGE ? 64 : LARGE_PAGE;
         data = static_cast<real*>(std::aligned_alloc(page, (bytes / page + 1) * page));
         if (!data) throw std::bad_alloc();
-        if (page == large) in_large_pages(data, (bytes / page + 1) * page);
+        if (page == LARGE_PAGE) in_large_pages(data, (bytes / page + 1) * page);
     }
     ~Block() { std::free(data); }
     Block(const Block&) = delete;
