@@ -120,9 +120,20 @@ def from_runs(*runs: tuple[float, int, int]) -> torch.Tensor:
     return torch.cat([first + step * torch.arange(count, dtype=dtype) for first, count, step in runs])
 
 
-def sum_groups(x: torch.Tensor, sources: torch.Tensor, dim: int) -> torch.Tensor:
-    """out[i] = the sum of x[sources[i]] along `dim` (counted from the end); a source past x's end adds nothing."""
+def pick(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """x[.., index]; on a CPU this is several times as fast as index_select along the last axis."""
+    return torch.gather(x, -1, index.expand(*x.shape[:-1], -1))
+
+
+def sum_groups(x: torch.Tensor, index: torch.Tensor, sources: torch.Tensor, dim: int) -> torch.Tensor:
+    """out[i] = the sum of x[j] along `dim` (counted from the end) over all j with index[j] = i.
+
+    sources[i] are these j, filled up with x's length. The result is the same on each run: only a CPU adds one after another.
+    """
     groups, size = sources.shape
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        zeros = x.new_zeros(tuple(groups if i == x.dim() + dim else n for i, n in enumerate(x.shape)))
+        return zeros.scatter_add(dim, index[(..., *(None,) * (-dim - 1))].expand(x.shape), x)
     taken = pad(x, dim, 0, 1).index_select(dim, sources.flatten())
     return taken.unflatten(dim, (groups, size)).sum(dim)
 

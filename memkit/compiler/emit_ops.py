@@ -217,6 +217,8 @@ def _gather(w: Writer, node: Node, args: Sequence[Value]) -> Value:
     if run is not None:
         return index(x, axis, run, axes)
     name = w.constant(at, node.name or "index", whole=True)
+    if x.axes[-1] == axis:
+        return call(w.helper("pick"), [x, name], axes)
     return x.then(f".index_select({_counted(x, axis)}, {name})", axes)
 
 
@@ -229,7 +231,7 @@ def _as_slice(at: Sequence[int]) -> str | None:
 
 
 def _scatter(w: Writer, node: Node, args: Sequence[Value]) -> Value:
-    """Every target gathers its sources and sums them: no write with repeats, the same result on each run."""
+    """Every target sums its sources, with the same result on each run."""
     x, axis, at, size = args[0], node.attrs["axis"], node.attrs["index"], node.attrs["size"]
     axes, dim = _swap(x, axis, node.attrs["new"]), _counted(x, axis)
     if list(at) == list(range(at[0], at[0] + len(at))):
@@ -237,14 +239,13 @@ def _scatter(w: Writer, node: Node, args: Sequence[Value]) -> Value:
     sources: list[list[int]] = [[] for _ in range(size)]
     for position, target in enumerate(at):
         sources[target].append(position)
-    most = max(map(len, sources))
+    most, name = max(map(len, sources)), w.constant(at, node.name or "index", whole=True)
     if most * size > 4 * len(at) + 64:  # a few targets take most sources: padding the rest would cost more than it saves
         x = w.bind(x)
         shape = ", ".join(str(size) if a == axis else f"{x.text}.shape[{i}]" for i, a in enumerate(x.axes))
-        name = w.constant(at, node.name or "index", whole=True)
         return Value(f"{x.text}.new_zeros(({shape},)).index_add({dim}, {name}, {x.text})", axes)
     table = tuple((*found, *[len(at)] * (most - len(found))) for found in sources)
-    return call(w.helper("sum_groups"), [x, w.constant(table, node.name or "sources", whole=True), dim], axes)
+    return call(w.helper("sum_groups"), [x, name, w.constant(table, node.name or "sources", whole=True), dim], axes)
 
 
 # ---- structure along time

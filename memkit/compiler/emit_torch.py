@@ -29,6 +29,7 @@ from memkit.compiler.lengths import length_of
 
 READABLE = 60  # an expression longer than this gets a name
 WIDE = 116
+SUMS = ("add", "sub")
 LINE = 76  # operands longer than this together are named one by one
 
 DEFAULT_NAMES: Mapping[Op, str] = {
@@ -190,19 +191,28 @@ class Body:
         args = [Value("") if (node.op, i) in SHAPE_ONLY else self.values[a] for i, a in enumerate(node.args)]
         if node.op is not Op.POINTWISE:  # a flag is a number everywhere else
             args = [as_tensor(self, a) if a.kind == "bool" else a for a in args]
-        while sum(len(a.text) for a in args) > LINE:
-            longest = max(range(len(args)), key=lambda i: 0 if args[i].named or args[i].product else len(args[i].text))
-            if args[longest].named or args[longest].product:
+        fn = node.attrs.get("fn")
+        joins = fn == "mul" and all(a.kind == "tensor" for a in args) and self._joins(node)
+        products = any(a.product for a in args)  # of matrices, which a sum takes rather than one that is elementwise
+        while sum(len(a.text) for a in args) > (READABLE if joins else LINE):
+            kept = [a.named or (a.product and not joins) or (a.factors and not products and fn in SUMS) for a in args]
+            longest = max(range(len(args)), key=lambda i: 0 if kept[i] else len(args[i].text))
+            if kept[longest]:
                 break
             arg = node.args[longest]
             self.values[arg] = args[longest] = self.bind(args[longest], hint(arg))
         return OPS[node.op](self, node, args)
 
+    def _joins(self, node: Node, *others: str) -> bool:
+        """Whether a sum takes in a product, of matrices or elementwise: then it has no name, however long it is. Functions whose numbers
+        must be equal to the last bit differ in what has a name."""
+        return any(user.attrs.get("fn") in (*SUMS, *others) for user in self.need.order if node in user.args)
+
     def _settle(self, node: Node, value: Value) -> Value:
         """A name for what is read twice, or measured, or too long to read; else the expression itself."""
         if value.named or value.kind == "number":
             return value
-        joins = value.product and any(n.attrs.get("fn") in ("add", "sub", "neg") for n in self.need.order if node in n.args)
+        joins = (value.product or value.factors) and self._joins(node, *(("neg",) if value.product else ()))
         if self.need.uses[node] == 1 and node not in self.need.named and (joins or len(value.text) <= READABLE):
             return value
         return self.bind(value, self.hints.get(node) or hint(node))

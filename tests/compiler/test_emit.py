@@ -262,6 +262,32 @@ def test_tracebacks_show_the_source() -> None:
     assert "return (a @ b,)" in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.long])
+@pytest.mark.parametrize("dim", [-1, -2, -3])
+def test_sums_of_groups(dtype: torch.dtype, dim: int) -> None:
+    """One after another on a CPU, by groups of a gather in other types: the same sums, here of whole numbers."""
+    index, groups = torch.tensor([2, 0, 2, 2, 3]), 5
+    sources = torch.tensor([[1, 5, 5], [5, 5, 5], [0, 2, 3], [4, 5, 5], [5, 5, 5]])
+    shape = [3, 4, 2]
+    shape[dim] = len(index)
+    x = torch.randint(-9, 9, shape).to(dtype)
+    size = [*shape]
+    size[dim] = groups
+    expected = torch.zeros(size, dtype=torch.float64).index_add(dim, index, x.double())
+    agree((emit_helpers.sum_groups(x, index, sources, dim).double(),), [expected])
+    if dim == -1:
+        agree((emit_helpers.pick(x, index % 5).double(),), [x.double()[..., index % 5]])
+
+
+def test_what_has_a_name_changes_no_number() -> None:
+    """A long elementwise product goes into a sum in one call, whether the function also returns its factor or not."""
+    a, b, c = (ir.param(name, ("g", "k")) for name in ("a_long_name", "another_long_name", "c"))
+    factor = ir.pointwise("gelu", ir.pointwise("silu", ir.mul(ir.pointwise("exp", a), ir.pointwise("exp", b))))
+    total = ir.add(c, ir.mul(factor, ir.pointwise("tanh", ir.add(a, b))))
+    for results in ((total,), (total, factor)):
+        assert body(Graph((a, b, c), results)).count("torch.addcmul(c, ") == 1
+
+
 @pytest.mark.parametrize("size", [1, 2, 16, 31, 33, 64, 77])
 def test_decay_is_exact_at_resets(size: int) -> None:
     x = torch.rand(3, size, dtype=torch.float64)
