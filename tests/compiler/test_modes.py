@@ -88,7 +88,7 @@ def test_activation_checkpointing(name: str, reentrant: bool) -> None:
     assert_all_close(*grads, EXACT, f"{name}: gradients")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "backend"), [("titans_linear", "aot_eager"), ("omeganet", "eager"), ("dot", "eager")])
+@pytest.mark.parametrize(("name", "backend"), [("titans_linear", "aot_eager"), ("omeganet", "eager"), ("atlas", "eager"), ("dot", "eager")])
 def test_torch_compile_takes_the_whole_rule(name: str, backend: str) -> None:
     agrees_when_compiled(name, backend)
 
