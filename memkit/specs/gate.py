@@ -76,7 +76,8 @@ class Squash(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         z = z if z.dtype == torch.float64 else z.float()
         if self.role.high is None:
-            return self.role.ceiling * (1 - torch.exp(-F.softplus(z) / self.role.ceiling))
+            minus = F.logsigmoid(-z)  # -softplus(z); the backward of softplus itself has other strides than torch.compile foresees
+            return self.role.ceiling * (1 - torch.exp(minus / self.role.ceiling))
         return self.role.low + (self.role.high - self.role.low) * torch.sigmoid(z)
 
     def inverse(self, value: float) -> float:

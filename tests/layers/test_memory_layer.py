@@ -296,6 +296,23 @@ def test_check_refuses_what_is_not_finite() -> None:
         layer(x, check=True)
 
 
+@pytest.mark.parametrize("name", ["gated_deltanet", "titans"])
+def test_torch_compile_takes_the_whole_layer(name: str) -> None:
+    """Outputs, every gradient, and a second piece from a state; its backward is traced too."""
+    torch._dynamo.reset()
+    layer, x = layer_of(name), torch.randn(2, 5, DIM, dtype=torch.float64)
+    fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found = []
+    for call in (fast, layer):
+        y, state = call(x)
+        (y * y).sum().backward()
+        grads = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
+        layer.zero_grad()
+        found.append({"y": y, **grads, **_tensors(state)})
+    assert_all_close(*found, 1e-10, name)
+    assert_close(fast(x, state.detach())[0], layer(x, state.detach())[0], 1e-10, f"{name}: from a state")
+
+
 def _tensors(state: LayerState) -> dict[str, Tensor]:
     return {name: t for name, t in state.state_dict().items() if isinstance(t, Tensor)}
 
