@@ -309,7 +309,7 @@ def test_torch_compile_takes_the_whole_layer(name: str) -> None:
         grads = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
         layer.zero_grad()
         found.append({"y": y, **grads, **_tensors(state)})
-    assert_all_close(*found, 1e-10, name)
+    assert_all_close(found[0], found[1], 1e-10, name)
     assert_close(fast(x, state.detach())[0], layer(x, state.detach())[0], 1e-10, f"{name}: from a state")
 
 
