@@ -72,7 +72,7 @@ def plain_{name}(*inputs):
 def call_{name}(*inputs):
     """{name}, through {title} where a gradient will be needed."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs) and not forward_mode():
-        return {title}.apply(*inputs)[:{results}]
+        return {title}.apply(*distinct(inputs))[:{results}]
     return plain_{name}(*inputs)
 '''
 
@@ -80,6 +80,13 @@ def call_{name}(*inputs):
 def apart(outputs, inputs):
     """`outputs`, those that are an input itself (a memory that never moves) as views of it: autograd takes no input as an output."""
     return tuple(x.view_as(x) if any(x is y for y in inputs) else x for x in outputs)
+
+
+def distinct(inputs):
+    """`inputs`, those that were there before (a memory and that of its chunk's start) as views: torch.compile takes none twice."""
+    if not torch.compiler.is_compiling():
+        return inputs
+    return [x.view_as(x) if any(x is y for y in inputs[:i]) else x for i, x in enumerate(inputs)]
 
 
 def forward_mode():
@@ -152,7 +159,7 @@ def module_source(eq: Equations, plan: str, title: str, graphs: Mapping[str, Gra
         call, helpers = f"run_pieces, {', '.join(found)}", [runtime.run_pieces, runtime.pack]
     run = RUN.replace("{call}(RULE", call.replace(", ", "(", 1) + ", RULE")
     body = emit_module(functions, head="")
-    sources = [inspect.getsource(f) for f in (*surround, *helpers, apart, forward_mode, again)]
+    sources = [inspect.getsource(f) for f in (*surround, *helpers, apart, distinct, forward_mode, again)]
     numbers = largest(eq, chunk if {"chunks", "history"} & {*graphs} else 1, graphs.values())
     parts = [_head(eq, plan, title, chunk, numbers, graphs.get("step")), *sources, body, *classes, run]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts)

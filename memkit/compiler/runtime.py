@@ -122,8 +122,8 @@ def run_pieces(forward, resume, rule, q, k, v, gates, params, state, most=None, 
         sequences = [to_chunks(q_part, chunks), to_windows(past[0], k_part, chunks), to_windows(past[1], v_part, chunks)]
         sequences += [to_chunks(g, chunks) for g in gate_parts]
         past = [newest(past[0], k_part), newest(past[1], v_part)]
-        if rule["semantic"] and (position + start) % rule["chunk"] == 0:  # torch.compile takes no tensor for two arguments
-            anchor = [w.view_as(w) for w in carried[: len(rule["weights"])]]
+        if rule["semantic"] and (position + start) % rule["chunk"] == 0:
+            anchor = carried[: len(rule["weights"])]
         call = (forward or several or resume) if chunks else resume
         y, *carried = call(*sequences, *carried, *(() if call is forward else anchor), *learned)
         outputs.append(from_chunks(y, batch, chunks > 0))

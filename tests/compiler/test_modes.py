@@ -93,13 +93,18 @@ def test_torch_compile_takes_the_whole_rule(name: str, backend: str) -> None:
     agrees_when_compiled(name, backend)
 
 
+def test_torch_compile_takes_a_memory_and_its_slots() -> None:
+    overrides: dict[str, Any] = {"bias": "l2", "optimizer": "momentum", "update.grad_at": "decayed"}
+    agrees_when_compiled("dot", "eager", **overrides)
+
+
 @pytest.mark.slow
 def test_torch_compile_to_machine_code() -> None:
     agrees_when_compiled("linear_attention", "inductor", tokens=3)
 
 
-def agrees_when_compiled(name: str, backend: str, tokens: int = 9) -> None:
-    rule = make(name)
+def agrees_when_compiled(name: str, backend: str, tokens: int = 9, **overrides: Any) -> None:
+    rule = make(name, **overrides)
     torch._dynamo.reset()
     fast = torch.compile(rule.__call__, fullgraph=True, backend=backend)
     inputs = draw(rule, T=tokens)
